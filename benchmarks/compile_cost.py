@@ -120,9 +120,9 @@ def inside(name: str, contestant: str) -> None:
 
 def watch(laps: Laps, calls: Calls | None) -> None:
     """Note when a first call goes on to import the compiler, to lower and to run g++."""
-    from poptorch.backends import inductor
+    from poptorch._cpu import backend as cpu
 
-    usual, build = inductor.compile_graph, inductor.Inductor.build
+    usual, build = cpu.compile_graph, cpu.Inductor.build
 
     def building(self: Any, graph: Any) -> Any:
         laps.lap("capture")
@@ -159,8 +159,8 @@ def watch(laps: Laps, calls: Calls | None) -> None:
         laps.lap("lowering")
         raise Counted
 
-    inductor.Inductor.build = building  # type: ignore[method-assign]
-    inductor.compile_graph = lowering
+    cpu.Inductor.build = building  # type: ignore[method-assign]
+    cpu.compile_graph = lowering
     if calls is not None:
         laps.read_by(calls)
         calls.enable()

@@ -17,10 +17,10 @@ import torch
 
 import poptorch
 from poptorch._compile.lower import lower as trace
+from poptorch._cpu.compiler import compile_graph
 from poptorch._ir import slots
 from poptorch._ir.slots import Kind
 from poptorch._update import flatten, lower
-from poptorch.backends.inductor.compiler import compile_graph
 from poptorch.backends.prepare import prepare
 from poptorch.optim.freeze import freeze
 

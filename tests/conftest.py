@@ -104,7 +104,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = kept
 
 
-NUMERIC = {"backends", "capture", "conformance", "ops", "optim", "update"}
+NUMERIC = {"backends", "capture", "conformance", "cpu", "ops", "optim", "update"}
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

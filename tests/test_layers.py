@@ -19,7 +19,7 @@ import poptorch
 from helpers.source_tree import PACKAGE, ROOT, dotted_names, imports, parse, top_level
 from helpers.wrapping import options, runs_compiled
 from poptorch._base import private
-from poptorch.backends import inductor
+from poptorch._cpu import backend
 
 PRIVATE_TORCH = PACKAGE / "_base" / "private.py"
 FILES = sorted(PACKAGE.rglob("*.py"))
@@ -140,14 +140,16 @@ ROOMS = {
     "checkpoints": {"_session"}, "dataloader_faults": {"_data"}, "conftest": {"_pod"},
     "estimates": {"_cost", "_ipu_model", "_session"}, "ipu_model": {"_systems"},
     "pod": {"_systems"}, "pva": {"_ipu_model", "_systems"}, "sweep": {"_ops"},
-    "backends": {"_compile", "_job", "_update"}, "base": {"_capture", "_compile"},
-    "capture": {"_session"}, "cli": {"_ipu_model", "_migrate", "_pod"},
-    "compile": {"_capture", "_cli", "_place"}, "conformance": {"_compile", "_session"},
+    "backends": {"_compile", "_job", "_update"}, "base": {"_capture", "_compile", "_cpu"},
+    "capture": {"_session"}, "cli": {"_cpu", "_ipu_model", "_migrate", "_pod"},
+    "cpu": {"_capture", "_compile", "_ops"}, "layers": {"_cpu"}, "ops": {"_cpu"},
+    "compile": {"_capture", "_cli", "_cpu", "_place"}, "conformance": {"_compile", "_session"},
     "examples": {"_compile"}, "export": {"_cli"}, "harden": {"_capture"},
-    "helpers": {"_capture", "_cli", "_compile", "_job", "_lanes", "_ops", "_place"},
+    "helpers": {"_capture", "_cli", "_compile", "_cpu", "_job", "_lanes", "_ops", "_place"},
     "ir": {"_compile", "_schedule"}, "lanes": {"_capture", "_compile"}, "place": {"_cost"},
     "options": {"_cli", "_compile", "_job", "_pod", "_systems"},
-    "session": {"_compile", "_data", "_ipu_model", "_systems"}, "update": {"_compile"},
+    "session": {"_compile", "_cpu", "_data", "_ipu_model", "_systems"},
+    "update": {"_compile", "_cpu"},
 }  # fmt: skip
 
 
@@ -233,7 +235,7 @@ def test_what_should_be_compiled_and_is_not_fails(monkeypatch: pytest.MonkeyPatc
     def broken(*_: object) -> None:
         raise RuntimeError("on strike")
 
-    monkeypatch.setattr(inductor, "compile_graph", broken)
+    monkeypatch.setattr(backend, "compile_graph", broken)
     executor = poptorch.inferenceModel(torch.nn.ReLU(), options("optimise"))
     assert executor(torch.tensor([-1.0, 2.0])).tolist() == [0.0, 2.0]
     assert not runs_compiled(executor)

@@ -47,7 +47,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
     names, folder = set(zipfile.ZipFile(wheel).namelist()), PACKAGE.parent
-    headers = (folder / "poptorch/backends/inductor/include").rglob("*")
+    headers = (folder / "poptorch/_cpu/include").rglob("*")
     kinds = (folder.rglob(f"*.{ending}") for ending in ("py", "toml", "html", "css"))
     files = [*(each for own in kinds for each in own), *filter(Path.is_file, headers)]
     sources = {path.relative_to(folder).as_posix() for path in files}

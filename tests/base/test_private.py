@@ -21,7 +21,7 @@ from poptorch._base import private
 from poptorch._capture import substitutes
 from poptorch._compile import cache as code
 from poptorch._compile import tiers
-from poptorch.backends.inductor import Inductor, library, shortcuts
+from poptorch._cpu import Inductor, library, shortcuts
 
 VERSION = f"torch {torch.__version__} has no torch."
 

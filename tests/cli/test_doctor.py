@@ -11,7 +11,7 @@ import pytest
 import poptorch
 from helpers.source_tree import ROOT
 from poptorch._cli.main import main
-from poptorch.backends.inductor import libraries
+from poptorch._cpu import libraries
 
 Script = Callable[[str], str]
 Printed = pytest.CaptureFixture[str]

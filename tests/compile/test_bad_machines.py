@@ -15,7 +15,7 @@ from helpers.cases import long
 from helpers.patience import eventually
 from poptorch._base import folders
 from poptorch._compile import cache, tiers
-from poptorch.backends.inductor import shortcuts, toolchain
+from poptorch._cpu import shortcuts, toolchain
 
 REFUSING = """
 test $# = 1 && exec g++ "$@"  # --version

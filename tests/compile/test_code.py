@@ -15,10 +15,9 @@ import poptorch
 from helpers.wrapping import Having, normal, options
 from poptorch._base import archive, folders, keyed
 from poptorch._compile import cache, tiers
+from poptorch._cpu import Inductor, backend
 from poptorch._ir import graph_json, slots
 from poptorch._ir.graph import Graph
-from poptorch.backends import inductor
-from poptorch.backends.inductor import Inductor
 
 pytestmark = pytest.mark.slow
 BUILDER = Inductor()
@@ -186,7 +185,7 @@ def test_what_torchs_compiler_keeps_is_where_nobody_else_writes(
         assert cache.default_store().folder == Path(seen[0]).parent
         raise ZeroDivisionError
 
-    monkeypatch.setattr(inductor, "without_writes", fail)
+    monkeypatch.setattr(backend, "without_writes", fail)
     for expected in (True, False):
         with pytest.raises(ZeroDivisionError):
             BUILDER.build(SimpleNamespace(module=nn.Module(), operators=[]))

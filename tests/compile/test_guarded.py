@@ -13,7 +13,7 @@ from torch import nn
 import poptorch
 from helpers.wrapping import Having, normal, options
 from poptorch import backends
-from poptorch._compile import cache, guarded, tiers
+from poptorch._compile import cache, guarded, registry, tiers
 from poptorch._compile.tiers import PlanCode
 from poptorch._ir.program import State
 from poptorch.backends.protocol import Failure
@@ -73,7 +73,7 @@ def plant(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Any]
         error: Callable[[], Exception] = lambda: AssertionError(LAYOUT_FAULT),
     ) -> Compiled:
         compiled = Compiled(failing, error)
-        code = PlanCode(plan, backends.choose("inductor"), cache.default_store())
+        code = PlanCode(plan, registry.choose("inductor"), cache.default_store())
         for name, key in code.keys.items():
             run = Reference().interpreted(plan.program.graphs[name])
             monkeypatch.setitem(cache._loaded, key, compiled.function(run))

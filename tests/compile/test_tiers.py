@@ -19,8 +19,7 @@ from torch import nn
 import poptorch
 from helpers.closeness import FUNCTION, near
 from helpers.wrapping import Graded, normal, options
-from poptorch import backends
-from poptorch._compile import cache, helper, tiers
+from poptorch._compile import cache, helper, registry, tiers
 from poptorch.backends.reference import Reference
 
 X, Y = normal(8, 4), normal(8, 2, seed=1)
@@ -357,4 +356,4 @@ def test_idle_cores_import_the_compiler_ahead(
     monkeypatch.setattr(helper, "is_there", lambda backend: there)
     monkeypatch.setattr(tiers._cores, "idle", lambda: idle)
     (tmp_path / ("a.code" if code else "a.popef")).touch()
-    assert tiers.prepare(backends.choose(name), cache.Store(tmp_path)) == processes
+    assert tiers.prepare(registry.choose(name), cache.Store(tmp_path)) == processes

@@ -21,10 +21,10 @@ from helpers.wrapping import options
 from helpers.zoo import ZOO
 from poptorch import backends
 from poptorch._compile import lanes as choosing
+from poptorch._compile import registry
 from poptorch._ir import backend_names
 from poptorch._ir.loops import Lanes
 from poptorch._session.random import first_state
-from poptorch.backends import registry
 from poptorch.testing import CONFORMANCE, allclose
 
 SEED = 5
@@ -146,7 +146,7 @@ class Broken:
         return None
 
     def compile(self, plan: Any, progress: Callable[..., Any]) -> Any:
-        inner = backends.available()["reference"].compile(plan, progress)
+        inner = registry.available()["reference"].compile(plan, progress)
 
         class Forgetful:
             def run(self, state: Any, batch: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -172,7 +172,7 @@ def with_broken(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def test_the_suite_can_fail(with_broken: Any) -> None:
-    assert isinstance(backends.choose("broken"), backends.Backend)
+    assert isinstance(registry.choose("broken"), backends.Backend)
     with pytest.raises(AssertionError):
         CONFORMANCE["one step"]("broken")
 

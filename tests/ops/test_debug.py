@@ -9,7 +9,7 @@ from torch import nn
 
 import poptorch
 from helpers.wrapping import Calling, Having, Scaled, graph_of, infer, options, training
-from poptorch.backends.inductor import compiler
+from poptorch._cpu import compiler
 from poptorch.ops.debug import PrintFormat, tensor_text
 
 show = poptorch.ipu_print_tensor

@@ -25,7 +25,7 @@ from helpers.source_tree import ROOT
 from helpers.wrapping import Calling, Having, normal, options
 from poptorch._base import archive
 from poptorch._compile import cache
-from poptorch.backends.inductor import Inductor
+from poptorch._cpu import Inductor
 
 X, Y = normal(8, 4), normal(8, 4, seed=1)
 OPTIMIZERS = {

@@ -9,8 +9,8 @@ from torch import nn
 import poptorch
 from helpers.wrapping import Having, compilations, infer, normal, options, runs_compiled
 from poptorch._compile.cache import key_of
+from poptorch._cpu import Inductor, compiler
 from poptorch._ir.symbolic import NotSymbolic
-from poptorch.backends.inductor import Inductor, compiler
 
 LENGTHS = (5, 9, 12, 3, 20, 39, 2, 31, 17, 6, 7, 8, 10, 11, 13, 14, 15, 16, 18, 19)
 

@@ -11,8 +11,8 @@ from helpers.optimizer_steps import OPTIMIZERS, trained
 from helpers.wrapping import normal
 from poptorch._compile import tiers
 from poptorch._compile.cache import default_store
+from poptorch._cpu import Inductor
 from poptorch._ir.operators import name_of
-from poptorch.backends.inductor import Inductor
 
 
 def steps_in(graph: Any) -> Counter[str]:

@@ -43,7 +43,7 @@ def run(chosen: argparse.Namespace) -> int:
 
 
 def _calibrate() -> int:
-    from ..backends.inductor import libraries
+    from .._cpu import libraries
 
     print(f"Measuring matrix products on {libraries.Table().conditions}", flush=True)
     for shape, found in libraries.calibrate().items():

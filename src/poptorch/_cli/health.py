@@ -20,7 +20,7 @@ import torch
 
 from .._base import env, folders, keyed, private, resources, temporary_folders
 from .._compile.cache import CODE_SUFFIX
-from ..backends.inductor import toolchain
+from .._cpu import toolchain
 from .commands import FOUND
 
 GIB, MIB = 1 << 30, 1 << 20

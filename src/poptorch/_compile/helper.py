@@ -33,6 +33,7 @@ from .._capture import trace
 from .._ir import graph_json
 from .._ir.graph import Graph
 from .._ir.symbolic import is_symbolic, propagate, stand_ins
+from . import registry
 from .cache import Store
 
 PATIENCE = 300.0  # seconds after which an idle process ends
@@ -255,7 +256,7 @@ def main(backend: str, handle: int) -> None:
     """
     channel, requests = socket.socket(fileno=handle), queue.SimpleQueue[int]()
     threading.Thread(target=_receive, args=(channel, requests), daemon=True).start()
-    builder: Any = backends.available()[backend]
+    builder: Any = registry.available()[backend]
     with contextlib.suppress(Exception):  # building then fails in the same way, which is the answer
         builder.warm()
     _answer(channel, {})

@@ -20,7 +20,7 @@ from .._ir import graph_json, indices, verify
 from .._ir.plan import Plan
 from .._ir.slots import Kind
 from .._ir.spec import OptimSpec, Spec
-from . import agreement, cache, passes
+from . import agreement, cache, passes, registry
 from .eager import EagerCheck
 from .remainder import Remainder
 from .sizes import Earlier
@@ -53,7 +53,7 @@ class Compiled:
 def wrapped(backend: str, cache_dir: str | None) -> None:
     """Let an idle core import the compiler from now on, while the script prepares its data."""
     if backend in (backends.AUTO, backends.OPTIMISE):
-        best = backends.available()[backends.BEST]
+        best = registry.available()[registry.BEST]
         if best.unavailable() is None:  # otherwise, compiling reports it
             prepare(best, cache.store_of(cache_dir))
 
@@ -75,9 +75,9 @@ def compile(
     earlier: Earlier | None = None,
 ) -> Compiled:
     verify.verify_spec(spec)
-    backend = backends.choose(spec.target.backend)
+    backend = registry.choose(spec.target.backend)
     if spec.precision.floating_point_exceptions:
-        backend = backends.checking(backend)
+        backend = registry.checking(backend)
     left_to_us = spec.target.backend in (backends.AUTO, backends.OPTIMISE)
     idle = prepare(backend, cache.store_of(spec.runtime.cache_dir)) if left_to_us else 0
     if spec.runs_together:
@@ -91,7 +91,7 @@ def compile(
         request,
         spec,
         optim,
-        backends.works_by_stages(backend),
+        registry.works_by_stages(backend),
         check,
         eager_optimizer,
         remainder,
@@ -113,7 +113,7 @@ def compile(
             )
         # The order of exchanges must always be that of the graph, in every process.
         agreement.meet(spec)
-        backend = backends.choose("reference")
+        backend = registry.choose("reference")
     if spec.runs_together:
         agreement.check_alike(plan, backend.name, request.arguments, beside)
     if spec.runtime.cache_dir is not None:

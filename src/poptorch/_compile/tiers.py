@@ -12,7 +12,6 @@ from dataclasses import replace
 
 import torch
 
-from .. import backends
 from .._base import interrupts, log, source, timing
 from .._base.errors import described
 from .._base.resources import IDLE, Cores
@@ -25,7 +24,7 @@ from .._ops.written_out import written_out
 from ..backends import Backend, Builder, Compiled, Executable, Progress
 from ..backends.protocol import RepeatedCall, repeating
 from ..backends.reference import Reference
-from . import helper
+from . import helper, registry
 from .cache import Store, key_of, store_of
 from .guarded import Guarded, warn_of_failure
 from .helper import CompileJob
@@ -115,7 +114,7 @@ def _graphs(count: int) -> str:
 
 
 def code_of(plan: Plan) -> dict[str, bytes]:
-    backend = backends.choose(plan.spec.target.backend)
+    backend = registry.choose(plan.spec.target.backend)
     if not isinstance(backend, Builder):
         return {}
     code = PlanCode(plan, backend, store_of(plan.spec.runtime.cache_dir))

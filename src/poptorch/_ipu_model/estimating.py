@@ -7,9 +7,9 @@ from typing import Any
 
 from torch import fx
 
-from .. import _capture, _lanes, _place, backends
+from .. import _capture, _lanes, _place
 from .._base.threads import one_at_a_time
-from .._compile import build, passes, staged
+from .._compile import build, passes, registry, staged
 from .._compile.eager import EagerCheck
 from .._cost.links import Exchanged, Link
 from .._cost.operations import flops_of
@@ -111,7 +111,7 @@ def _pieces(captured: Capture, own: Spec) -> Pieces:
 def exchanged(captured: Capture, spec: Spec, link: Link) -> Exchanged:
     """Return what an update exchanges if such a link connects processes on different machines."""
     spec = replace(spec, target=replace(spec.target, link=(link.latency, link.bandwidth)))
-    by_stages = backends.works_by_stages(backends.choose(spec.target.backend))
+    by_stages = registry.works_by_stages(registry.choose(spec.target.backend))
     unchecked = EagerCheck.off(captured.request)
     draft = passes.Draft(captured.request, spec, captured.optim, by_stages, unchecked)
     draft.one = captured.micro

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import poptorch
-from poptorch import backends
+from poptorch._compile import registry
 from poptorch.dataloader import join
 from poptorch.options.freeze import freeze
 from poptorch.poptorch_core import InvalidValue
@@ -188,8 +188,8 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
         """Return whether the step returns the norm of the gradients. It does not if chips have a
         part each.
         """
-        backend = backends.choose(freeze(self._poptorch_options, training=True).target.backend)
-        return self.args.max_grad_norm > 0 and not backends.works_by_stages(backend)
+        backend = registry.choose(freeze(self._poptorch_options, training=True).target.backend)
+        return self.args.max_grad_norm > 0 and not registry.works_by_stages(backend)
 
     def _clip_grad_norm(self, model: nn.Module) -> Any:
         if self._training is None or not self._returns_norm():

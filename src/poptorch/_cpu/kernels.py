@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from ..._base import private
+from .._base import private
 
 ENTRY = "kernel"
 _WHOLE = re.compile(

@@ -9,9 +9,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from helpers.inductor_graphs import Step, Tensors, check, graph
-from poptorch.backends.inductor.compiler import compile_graph
-from poptorch.backends.inductor.repeats import cut
+from helpers.compiled_graphs import Step, Tensors, check, graph
+from poptorch._cpu.compiler import compile_graph
+from poptorch._cpu.repeats import cut
 
 pytestmark = pytest.mark.slow
 WIDTH, LAYERS = 8, 9
@@ -100,7 +100,7 @@ STEPS = {
 
 @pytest.fixture(autouse=True)
 def small_pieces_pay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("poptorch.backends.inductor.repeats.LEAST_SAVED", 50)
+    monkeypatch.setattr("poptorch._cpu.repeats.LEAST_SAVED", 50)
 
 
 @pytest.mark.parametrize("name", STEPS)
@@ -156,6 +156,6 @@ def test_masks_that_lie_in_columns_are_read_so() -> None:
 def test_few_layers_are_cut_where_a_step_is_long(
     rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("poptorch.backends.inductor.repeats.LEAST_SAVED", 500)
+    monkeypatch.setattr("poptorch._cpu.repeats.LEAST_SAVED", 500)
     tensors = [*encoders()[:-1], torch.randn(rows, 4, WIDTH)]
     assert (cut(*graph(two_encoders, tensors), tensors) is not None) == (rows > 4)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import fx
 
-from ..._ir import indices
-from ..._ir.graph import graph_module
-from ..._ops.traceable import within
+from .._ir import indices
+from .._ir.graph import graph_module
+from .._ops.traceable import within
 
 
 def refusing(module: fx.GraphModule) -> fx.GraphModule:

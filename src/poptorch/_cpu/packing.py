@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..._base import private
-from ..._ir.operators import RESHAPES
-from ..._ops import library
+from .._base import private
+from .._ir.operators import RESHAPES
+from .._ops import library
 from . import libraries
 from .convolutions import BatchLast, Convolutions, taps_first
 from .folding import call, is_float, operands

@@ -29,11 +29,11 @@ import torch
 from filelock import FileLock
 from torch import fx
 
-from ..._base import archive, log, private
-from ..._base.errors import described
-from ..._base.folders import of_the_user
-from ..._ir.graph import Graph
-from ..process import alone
+from .._base import archive, log, private
+from .._base.errors import described
+from .._base.folders import of_the_user
+from .._ir.graph import Graph
+from ..backends.process import alone
 from .toolchain import instructions, processor
 
 aten = torch.ops.aten

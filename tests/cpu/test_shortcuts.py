@@ -19,10 +19,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 
 import poptorch
-from helpers.inductor_graphs import graph
+from helpers.compiled_graphs import graph
 from helpers.wrapping import Having, normal, options, training
 from poptorch._compile import cache, tiers
-from poptorch.backends.inductor import compiler, shortcuts, toolchain
+from poptorch._cpu import compiler, shortcuts, toolchain
 
 pytestmark = pytest.mark.slow
 SAID = "a.cpp: In function 'kernel':\na.cpp:3:7: fatal error: No space left on device\n"

@@ -12,16 +12,16 @@ from dataclasses import replace
 
 import torch
 
-from ..._base import private, timing
-from ..._base.folders import of_torchs_compiler
-from ..._ir.graph import Graph
-from ..._ir.plan import Plan
-from ..._ir.symbolic import is_symbolic
-from ..._ops.written_out import written_out
-from ..driver import program_report
-from ..prepare import without_writes
-from ..process import keep_freed_memory
-from ..protocol import Code, Compiled, Executable, Progress
+from .._base import private, timing
+from .._base.folders import of_torchs_compiler
+from .._ir.graph import Graph
+from .._ir.plan import Plan
+from .._ir.symbolic import is_symbolic
+from .._ops.written_out import written_out
+from ..backends.driver import program_report
+from ..backends.prepare import without_writes
+from ..backends.process import keep_freed_memory
+from ..backends.protocol import Code, Compiled, Executable, Progress
 from .compiler import callable_from_cpp, compile_graph
 from .libraries import choices, said
 from .library import generator, load

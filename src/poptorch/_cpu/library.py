@@ -15,8 +15,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..._base import env, private, temporary_folders
-from ..protocol import Code, Compiled
+from .._base import env, private, temporary_folders
+from ..backends import prepare
+from ..backends.protocol import Code, Compiled
 
 ENTRY = "inductor_entry_cpp"
 
@@ -28,7 +29,7 @@ def generator() -> str:
     """
     digest, here = hashlib.sha256(), Path(__file__).parent
     own = *here.glob("*.py"), *filter(Path.is_file, here.glob("include/**/*"))
-    for path in (here.parent / "prepare.py", *sorted(own)):
+    for path in (Path(prepare.__file__), *sorted(own)):
         digest.update(path.read_bytes())
     return digest.hexdigest()
 

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..._base import private
-from ..._ir.symbolic import hint
-from ..._ops import library
+from .._base import private
+from .._ir.symbolic import hint
+from .._ops import library
 from .libraries import LOOPS, ONEDNN, Matrix, Shape, by_rule, shape_of
 from .packing import linear
 from .windows import stored

@@ -22,8 +22,8 @@ from typing import Any
 
 import torch
 
-from ..._base import log
-from ..._base.folders import is_own, of_the_user
+from .._base import log
+from .._base.folders import is_own, of_the_user
 from .library import generator
 from .toolchain import has_vectors
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..._base import private
+from .._base import private
 from .repeats import Part, PieceChain
 
 _INCLUDE = re.compile(r"^#include .*$", re.MULTILINE)

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..._ir.graph import copied, copy_node, graph_module, placeholder
-from ..._ir.operators import Operator, may_view, storage_root
-from ..._ir.repeats import Stretch, repetitions
-from ..prepare import write_last
+from .._ir.graph import copied, copy_node, graph_module, placeholder
+from .._ir.operators import Operator, may_view, storage_root
+from .._ir.repeats import Stretch, repetitions
+from ..backends.prepare import write_last
 from .writes import hoist
 
 aten = torch.ops.aten

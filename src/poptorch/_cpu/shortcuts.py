@@ -20,8 +20,8 @@ import torch
 from filelock import FileLock
 from torch import fx
 
-from ..._base import interrupts, private, timing
-from ..._base.resources import IDLE, Cores
+from .._base import interrupts, private, timing
+from .._base.resources import IDLE, Cores
 from . import headers, kernels
 from .toolchain import has_vectors
 

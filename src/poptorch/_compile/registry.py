@@ -7,17 +7,17 @@ import functools
 from .._base import log
 from .._ir import backend_names
 from .._ir.backend_names import AUTO, OPTIMISE
-from .protocol import Backend
+from ..backends.protocol import Backend
 
 BEST = "inductor"  # the backend for both names, which differ in when it compiles
 
 
 @functools.cache
 def available() -> dict[str, Backend]:
-    from .inductor import Inductor
-    from .onnx_runtime import OnnxRuntime
-    from .reference import Reference
-    from .staged import ByStages
+    from .._cpu import Inductor
+    from ..backends.onnx_runtime import OnnxRuntime
+    from ..backends.reference import Reference
+    from ..backends.staged import ByStages
 
     own: tuple[Backend, ...] = (Reference(), Inductor(), ByStages(), OnnxRuntime())
     by_name = {backend.name: backend for backend in own}
@@ -43,7 +43,7 @@ def choose(name: str) -> Backend:
 
 
 def checking(backend: Backend) -> Backend:
-    from .reference import Checked
+    from ..backends.reference import Checked
 
     if not works_by_stages(backend):
         return Checked()

@@ -15,13 +15,13 @@ import torch.nn.functional as F
 from torch._inductor.codecache import CppWrapperCodeCache
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from helpers.inductor_graphs import Tensors, check, graph
+from helpers.compiled_graphs import Tensors, check, graph
 from helpers.patience import eventually
-from poptorch.backends.inductor import headers, kernels, shortcuts
-from poptorch.backends.inductor.compiler import compile_graph, rules
-from poptorch.backends.inductor.lowering import fakes, lower
-from poptorch.backends.inductor.products import LONGEST, attention, attention_backward
-from poptorch.backends.inductor.toolchain import has_vectors
+from poptorch._cpu import headers, kernels, shortcuts
+from poptorch._cpu.compiler import compile_graph, rules
+from poptorch._cpu.lowering import fakes, lower
+from poptorch._cpu.products import LONGEST, attention, attention_backward
+from poptorch._cpu.toolchain import has_vectors
 
 ALL = '#include "torch/csrc/inductor/cpp_prefix.h"\n'
 FUNCTIONS = (

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import torch
 
-from ..._base import env, log, private
-from ..._base.errors import Error
-from ..._base.folders import temporary
+from .._base import env, log, private
+from .._base.errors import Error
+from .._base.folders import temporary
 
 _SHOWN = 5  # lines of a C++ compiler's error output
 

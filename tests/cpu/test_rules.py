@@ -14,14 +14,14 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from helpers.cases import few
 from helpers.closeness import near
-from helpers.inductor_graphs import Step, Tensors, check, graph
-from poptorch.backends.inductor import convolutions
-from poptorch.backends.inductor.digamma import digamma
-from poptorch.backends.inductor.lowering import OrderedReplay, fakes, lower, memory_order
-from poptorch.backends.inductor.norms import group_norm, group_norm_backward
-from poptorch.backends.inductor.products import row_product
-from poptorch.backends.inductor.windows import batch_first, max_pool, max_pool_backward
-from poptorch.backends.inductor.writes import place_writes
+from helpers.compiled_graphs import Step, Tensors, check, graph
+from poptorch._cpu import convolutions
+from poptorch._cpu.digamma import digamma
+from poptorch._cpu.lowering import OrderedReplay, fakes, lower, memory_order
+from poptorch._cpu.norms import group_norm, group_norm_backward
+from poptorch._cpu.products import row_product
+from poptorch._cpu.windows import batch_first, max_pool, max_pool_backward
+from poptorch._cpu.writes import place_writes
 
 pytestmark = pytest.mark.slow
 aten = torch.ops.aten

@@ -12,10 +12,10 @@ import torch
 
 import poptorch
 from helpers.cases import few
-from helpers.inductor_graphs import Tensors, check
+from helpers.compiled_graphs import Tensors, check
 from helpers.wrapping import Regression, normal, options, training
 from poptorch._compile import cache
-from poptorch.backends.inductor import Inductor, libraries, products, toolchain
+from poptorch._cpu import Inductor, libraries, products, toolchain
 
 pytestmark = pytest.mark.slow
 TRIED = libraries.ONEDNN, libraries.LOOPS

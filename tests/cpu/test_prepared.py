@@ -15,8 +15,8 @@ import poptorch.testing
 from helpers.closeness import FUNCTION, near
 from helpers.memory import weights_of_inference
 from helpers.wrapping import Having, normal, options, training
+from poptorch._cpu import Inductor, compiler, convolutions, libraries, packing
 from poptorch.backends import onnx_runtime
-from poptorch.backends.inductor import Inductor, compiler, convolutions, libraries, packing
 
 pytestmark = pytest.mark.slow
 SUM = 5 * 9 * 8 + FUNCTION  # of the longest sums one after another

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..._base import log, private
-from ..._ir import symbolic
-from ..._ir.graph import copied
-from ..._ir.operators import Operator
-from ..._ir.slots import Slot
-from ..._ir.symbolic import NotSymbolic
-from ..protocol import Code
+from .._base import log, private
+from .._ir import symbolic
+from .._ir.graph import copied
+from .._ir.operators import Operator
+from .._ir.slots import Slot
+from .._ir.symbolic import NotSymbolic
+from ..backends.protocol import Code
 from . import chains, shortcuts
 from .convolutions import Convolutions
 from .digamma import digamma

@@ -15,11 +15,11 @@ import torch
 from torch import fx
 from torch.fx.node import map_aggregate
 
-from ..._base import private
-from ..._ir.graph import graph_module
-from ..._ir.operators import Operator, is_pointwise, reachable
-from ..._ir.symbolic import hint, same_strides
-from ..prepare import write_last
+from .._base import private
+from .._ir.graph import graph_module
+from .._ir.operators import Operator, is_pointwise, reachable
+from .._ir.symbolic import hint, same_strides
+from ..backends.prepare import write_last
 
 aten = torch.ops.aten
 Decompositions = Mapping[Any, Callable[..., Any]]

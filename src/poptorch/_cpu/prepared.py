@@ -16,13 +16,13 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..._base import private
-from ..._ir import slots, verify
-from ..._ir.graph import Graph, copy_node, graph_module, placeholder
-from ..._ir.operators import Operator, acts, draws, may_view, reachable, writes
-from ..._ir.program import Program, State
-from ..._ir.slots import Kind, Slot
-from ..driver import LoopExecutable
+from .._base import private
+from .._ir import slots, verify
+from .._ir.graph import Graph, copy_node, graph_module, placeholder
+from .._ir.operators import Operator, acts, draws, may_view, reachable, writes
+from .._ir.program import Program, State
+from .._ir.slots import Kind, Slot
+from ..backends.driver import LoopExecutable
 from .folding import fold
 from .packing import is_packing, pack
 

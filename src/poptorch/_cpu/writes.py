@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..._ir.operators import Operator, is_pointwise, may_view, reachable, storage_root
+from .._ir.operators import Operator, is_pointwise, may_view, reachable, storage_root
 
 aten = torch.ops.aten
 _COPIES = (aten.copy_.default, aten.clone.default)

@@ -1,0 +1,3 @@
+"""Compile graphs for CPUs with torch's compiler: the backend ``inductor``."""
+
+from .backend import Inductor
