@@ -69,7 +69,7 @@ torch.set_num_threads(1)  # tests are small and run beside one another
 
 
 # Which cases a run takes, by whether a case is the first one of its test and whether it is slow.
-# What "short" leaves out is "rest".
+# What "short" leaves out is "rest". A test that is marked ``larger`` is slow and never first.
 SELECTIONS: dict[str, Callable[[bool, bool], bool]] = {
     "quick": lambda first, slow: first and not slow,
     "short": lambda first, slow: first or not slow,
@@ -95,10 +95,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if (named := config.getoption("--cases")) is None:
         return
     is_wanted = SELECTIONS[named]
-    firsts = {*{item.nodeid.partition("[")[0]: item for item in reversed(items)}.values()}
+    larger = {item for item in items if item.get_closest_marker("larger") is not None}
+    firsts = {*{item.nodeid.partition("[")[0]: item for item in reversed(items)}.values()} - larger
     kept, left_out = [], []
     for item in items:
-        slow = item.get_closest_marker("slow") is not None
+        slow = item in larger or item.get_closest_marker("slow") is not None
         (kept if is_wanted(item in firsts, slow) else left_out).append(item)
     config.hook.pytest_deselected(items=left_out)
     items[:] = kept

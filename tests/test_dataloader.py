@@ -728,6 +728,7 @@ def test_what_cannot_be_partitioned() -> None:
         of_each_process(2, sets.Numbers(6), 2, shuffle=True)
 
 
+@pytest.mark.slow
 @pytest.mark.spec("data", 15)
 @pytest.mark.parametrize(
     "mode, workers, persistent",

@@ -105,6 +105,7 @@ CHAINS = [c for p in PAGES for c in programs(p.relative_to(ROOT).as_posix(), p.r
 WARNS: dict[str, tuple[str, ...]] = {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chain", CHAINS, ids=lambda chain: f"{chain[0].page}:{chain[0].line}")
 def test_python_in_the_pages_runs_without_warnings(
     chain: list[Block],

@@ -221,6 +221,22 @@ def test_every_test_checks_something() -> None:
     assert without_a_check([parse(path) for path in TESTS]) <= MUST_NOT_RAISE
 
 
+def larger_than(function: ast.FunctionDef) -> str | None:
+    """Return the name in the mark of a test that is left to ``make test-full``."""
+    for each in function.decorator_list:
+        if isinstance(each, ast.Call) and ast.unparse(each.func) == "pytest.mark.larger":
+            return ast.literal_eval(each.args[0])
+    return None
+
+
+def test_larger_tests_name_a_test_of_their_file_that_make_test_runs() -> None:
+    for path in TESTS:
+        tests = {function.name: larger_than(function) for function in functions(parse(path))}
+        named = {smaller for smaller in tests.values() if smaller is not None}
+        of_make_test = {name for name, smaller in tests.items() if smaller is None}
+        assert named <= of_make_test, path
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("names", [("timeout",), ("rtol", "atol")], ids=["limits", "tolerances"])
 def test_nobody_has_limits_or_tolerances_of_their_own(names: tuple[str, ...]) -> None:

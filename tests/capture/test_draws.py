@@ -161,11 +161,13 @@ CHECKPOINTS = [
 STATES = [forked, restored, of_the_default_generator, seeded, from_a_generator, reversible]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("calling", CHECKPOINTS)
 def test_checkpoints_with_dropout_train_as_in_eager_torch(calling: Callable[..., Any]) -> None:
     trains_alike(net(calling), net(calling), X, Y)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("calling", STATES)
 def test_random_states_in_forward_mean_what_they_mean_in_eager_torch(
     calling: Callable[..., Any],
@@ -173,6 +175,7 @@ def test_random_states_in_forward_mean_what_they_mean_in_eager_torch(
     trains_alike(net(calling), net(calling), X, Y)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("calling", [newer, nested, restored, from_a_generator, reversible])
 def test_lanes_keep_the_draws_of_each_micro_batch(calling: Callable[..., Any]) -> None:
     executor = trains_alike(net(calling), net(calling), X, Y, accumulation=4)
@@ -180,7 +183,7 @@ def test_lanes_keep_the_draws_of_each_micro_batch(calling: Callable[..., Any]) -
     assert executor.plan().program.lanes is not None
 
 
-@pytest.mark.slow
+@pytest.mark.larger("test_checkpoints_with_dropout_train_as_in_eager_torch")
 def test_compiled_checkpoints_reuse_the_draws_of_the_forward_pass() -> None:
     executor = trains_alike(net(newer), net(newer), X, Y, opts=options("inductor"))
 

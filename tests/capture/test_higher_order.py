@@ -86,6 +86,7 @@ PAIRS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("accumulation", [1, 4])
 @pytest.mark.parametrize("function, plain", PAIRS)
 def test_loops_of_known_length_and_transforms_train_as_python_does(

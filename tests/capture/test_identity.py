@@ -234,6 +234,7 @@ def test_the_class_of_a_parameter_is_asked_about_torchs_functions(
     trains_alike(ours, X, Y, eager=eager, accumulation=2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["weight_ih_l0", "weight_hh_l0"])
 def test_a_normed_recurrent_layer_iterates_as_often_as_in_eager_torch(name: str) -> None:
     def normed() -> Having:

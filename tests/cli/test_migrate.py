@@ -142,6 +142,7 @@ def both(old: Path, new: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[dict, d
         return before, runpy.run_path(str(new))
 
 
+@pytest.mark.slow
 @pytest.mark.numeric
 @pytest.mark.parametrize("text, todo", [(PLAIN, 0), (INFERENCE, 0), (BLOCKS, 0), (CUSTOM, 1)])
 def test_the_new_script_computes_what_the_old_one_does(

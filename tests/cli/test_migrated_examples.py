@@ -29,13 +29,13 @@ SMALL = ["--small"]
 GRAPHS = ["--small", "--backend", "reference", "--updates", "3"]
 IMAGES = ["--limit", "160", "--epochs", "1", "--data-dir", str(EXAMPLES / "fashion_mnist/subset")]
 WORDS = {
+    "custom_op.python_operators": [],
     **{f"archived.{path.stem}": [] for path in sorted((EXAMPLES / "archived").glob("*.py"))},
     **{f"{name}.train": SMALL for name in ("bert", "images", "pipeline", "series", "single_cell")},
     **dict.fromkeys(("molecules", "nodes", "temporal"), GRAPHS),
     "text.train": [*SMALL, "--text", str(ROOT / "LICENSE")],
     "demo": IMAGES,
     "processes": IMAGES,
-    "custom_op.python_operators": [],
 }
 """The examples, and their words on the command line."""
 COMPARED = 20  # calls; later ones part by rounding alone
@@ -124,7 +124,8 @@ def results(tree: Path, name: str, patch: pytest.MonkeyPatch) -> tuple[Results, 
         return kept, files_in(tree)
 
 
-@pytest.mark.parametrize("name", few(WORDS, "archived.mnist", "custom_op.python_operators"))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", few(WORDS, "custom_op.python_operators", "archived.mnist"))
 def test_a_migrated_example_returns_what_the_original_returns(
     name: str, original: Path, migrated: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -100,6 +100,7 @@ PLACES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.compiling_fails
 @pytest.mark.parametrize("failing", PLACES.values(), ids=PLACES)
 def test_a_training_call_that_fails_in_compiled_code_is_done_by_the_interpreter(

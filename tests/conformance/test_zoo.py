@@ -69,6 +69,7 @@ CASES = [  # lanes per replica (0: as many as there are micro-batches), replicas
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name, lanes, replicas, backend", CASES)
 def test_training_equals_the_eager_loop(name: str, lanes: int, replicas: int, backend: str) -> None:
     way = Way(
@@ -84,6 +85,7 @@ def test_training_equals_the_eager_loop(name: str, lanes: int, replicas: int, ba
     assert count == (1 if lanes == 1 else (lanes or ACCUMULATION) * replicas)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name, optimizer",
     [
@@ -99,6 +101,7 @@ def test_training_equals_eager_bit_for_bit(name: str, optimizer: str) -> None:
     compare(name, Way(optimizer=optimizer, seed=SEED), 3, **exact)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ZOO)
 def test_inference_equals_eager(name: str) -> None:
     compare(name, Way(training=False, iterations=3, seed=SEED), 1)
@@ -120,6 +123,7 @@ def test_a_small_memory_budget_means_more_chunks_and_the_same_result() -> None:
     assert 1 < fewer.count < ACCUMULATION
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("check", CONFORMANCE)
 @pytest.mark.parametrize("backend", ["reference", "staged"])
 def test_interpreting_backends(backend: str, check: str) -> None:

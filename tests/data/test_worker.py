@@ -208,6 +208,7 @@ def loader(
     return loaders.loader(SAMPLES, 2, opts=options(**counts), mode=mode)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:This process .* use of fork")
 @pytest.mark.parametrize("mode", poptorch.DataLoaderMode)
 def test_batches_that_a_model_cuts_otherwise_are_said_once(

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import poptorch
-from helpers.cases import long
+from helpers.cases import long, slow_but_the_first
 from helpers.pricing import Stack, fullest, meta, priced
 from ipu_models import TutorialCnn
 from poptorch import Estimate
@@ -197,7 +197,7 @@ FASTER = [
 ]
 
 
-@pytest.fixture(scope="module", params=FASTER, ids=lambda case: case.named)
+@pytest.fixture(scope="module", params=slow_but_the_first(FASTER), ids=lambda case: case.named)
 def faster(request: pytest.FixtureRequest) -> Followed:
     """Return an estimate of a model that fits, and one that follows the advice that is named."""
     case: Faster = request.param

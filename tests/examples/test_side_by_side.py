@@ -214,6 +214,7 @@ def test_updates_are_those_of_sb3_where_its_order_does_not_matter(
     assert ours == pytest.approx(theirs, rel=relative(100, 4))
 
 
+@pytest.mark.larger("test_updates_are_those_of_sb3_where_its_order_does_not_matter")
 def test_a_file_goes_both_ways_and_a_seed_gives_the_same_numbers(
     train: Any, tmp_path: Path
 ) -> None:
@@ -228,6 +229,7 @@ def test_a_file_goes_both_ways_and_a_seed_gives_the_same_numbers(
         assert first.actor.optimizer.state_dict()["state"][0]["step"] == first._n_updates
 
 
+@pytest.mark.larger("test_updates_are_those_of_sb3_where_its_order_does_not_matter")
 def test_the_example_draws_and_saves(train: Any, tmp_path: Path) -> None:
     picture, file = tmp_path / "speed.png", tmp_path / "model.zip"
     eager, wrapped = train.main(["--small", "--plot", str(picture), "--save", str(file)])

@@ -13,6 +13,7 @@ import torch
 
 import poptorch
 from helpers.browser import BROWSER, drawn
+from helpers.cases import slow_but_the_first
 from helpers.exported_programs import PROGRAMS, export_of
 from poptorch._ir.graph import Graph
 
@@ -92,7 +93,7 @@ def said_of(module: Element) -> dict[str, float]:
     return {what: float(value) for what, value in items}
 
 
-@pytest.fixture(scope="module", params=PROGRAMS)
+@pytest.fixture(scope="module", params=slow_but_the_first(PROGRAMS))
 def exported(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Exported]:

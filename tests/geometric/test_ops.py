@@ -276,6 +276,7 @@ def test_our_layers_give_the_values_of_torch_geometric(layer: Layer) -> None:
     torch.testing.assert_close(layer.ours(*layer.inputs), layer.theirs(*layer.inputs))
 
 
+@pytest.mark.slow
 @pytest.mark.spec("geometric", 89)
 def test_layers_train_inside_a_model_as_torch_geometrics_train(
     layer: Layer, wrapped: torch.nn.Module

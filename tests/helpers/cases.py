@@ -1,6 +1,7 @@
 """Cases of a test of which some are enough for ``make test``; expressions that are cases."""
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,31 @@ def long(*case: Any) -> Any:
 def few(cases: Any, *kept: Any) -> Any:
     """Return all cases, those that are not kept marked long."""
     return [case if case in kept else long(case) for case in cases]
+
+
+def slow_but_the_first(cases: Iterable[Any]) -> list[Any]:
+    """Return all cases, of which ``make test`` runs the first and ``make test-full`` the others."""
+    first, *others = cases
+    return [first, *(pytest.param(each, marks=pytest.mark.slow) for each in others)]
+
+
+def every_pair(left: Mapping[str, Any], right: Mapping[str, Any]) -> list[Any]:
+    """Return every pair of a value of the left and one of the right, named after both.
+
+    ``make test`` runs as many pairs as it takes for each value to occur, ``make test-full`` the
+    others.
+    """
+    one_of_each = zip(itertools.cycle(left), itertools.cycle(right), strict=False)
+    few = {*itertools.islice(one_of_each, max(len(left), len(right)))}
+    return [
+        pytest.param(
+            left[one],
+            right[other],
+            id=f"{one}-{other}",
+            marks=[] if (one, other) in few else pytest.mark.slow,
+        )
+        for one, other in itertools.product(left, right)
+    ]
 
 
 EXPRESSIONS = Path(__file__).parents[1] / "capture" / "expressions.txt"

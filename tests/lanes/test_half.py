@@ -95,6 +95,7 @@ def trained(model: Having, batch: torch.Tensor, lanes: int, **counts: int) -> We
     return {name: weight.detach() for name, weight in model.named_parameters()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("axis", ["accumulation", "replicas"])
 @pytest.mark.parametrize("name", LAYERS)
 def test_sums_of_half_gradients_do_not_overflow(name: str, axis: str) -> None:
@@ -108,6 +109,7 @@ def test_sums_of_half_gradients_do_not_overflow(name: str, axis: str) -> None:
     torch.testing.assert_close(in_lanes, in_turn, rtol=2**-9, atol=2**-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("momentum", [0.9, 0.99])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_running_values_are_no_further_from_the_exact_ones_than_eager(

@@ -32,6 +32,7 @@ def name_or_mode(value: Any) -> str:
     return str(value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["reference", long("inductor")])
 @pytest.mark.parametrize("name, way", WAYS, ids=name_or_mode)
 def test_a_model_in_lanes_computes_what_eager_pytorch_does(

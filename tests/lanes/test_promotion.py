@@ -73,6 +73,7 @@ def in_lanes_and_alone(
     return found, torch.stack(alone)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_a_number_of_each_micro_batch_does_not_change_the_type_of_a_result(name: str) -> None:
     for of_values, of_number in itertools.product(TYPES, TYPES):

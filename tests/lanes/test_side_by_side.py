@@ -24,6 +24,7 @@ def captured(model: nn.Module, *inputs: torch.Tensor) -> _capture.Micro:
     return kept[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lanes", [Lanes(3), Lanes(2, 2)], ids=str)
 @pytest.mark.parametrize("name", [*ZOO, "renorm", "averaged"])
 def test_graphs_of_lanes_compute_what_that_of_one_does(name: str, lanes: Lanes) -> None:

@@ -32,14 +32,16 @@ def alignment(a: torch.Tensor) -> torch.Tensor:
     return F.ctc_loss(scores, torch.tensor([[1, 2], [3, 1]]), (4, 3), (2, 1))
 
 
-# By name: a function that uses an operator, and its input.
-SIDE_BY_SIDE: dict[str, tuple[Function, torch.Tensor]] = {
-    **{name: (known, x) for name, (known, _, x) in known_operators.CASES.items()},
-    **{name: (exchanges.EXCHANGES[name][0], X) for name in ("gather", "strided", "to all")},
-    "product": (lambda a: poptorch.serializedMatMul(a, MATRICES[0], OUTPUT_CHANNELS, 4), X),
-    "products of groups": (lambda a: F.grouped_mm(F.pad(a, (0, 2)), GROUPS, offs=ENDS), X),
-    "alignment": (alignment, X),
-    "sums of rows": (lambda a: torch.zeros(2, 2).index_add(0, ROWS, a), X),
+# The functions that are compiled together, each with its input.
+SIDE_BY_SIDE: dict[str, list[tuple[Function, torch.Tensor]]] = {
+    "exchanges": [(exchanges.EXCHANGES[name][0], X) for name in ("gather", "strided", "to all")],
+    "known operators": [(known, x) for known, _, x in known_operators.CASES.values()],
+    "products and sums": [
+        (lambda a: poptorch.serializedMatMul(a, MATRICES[0], OUTPUT_CHANNELS, 4), X),
+        (lambda a: F.grouped_mm(F.pad(a, (0, 2)), GROUPS, offs=ENDS), X),
+        (lambda a: torch.zeros(2, 2).index_add(0, ROWS, a), X),
+        (alignment, X),
+    ],
 }
 
 
@@ -63,9 +65,10 @@ def trained_alike(
         assert not torch.equal(compiled[1], weights[at]), f"weight {at} was not trained"
 
 
-def test_operators_train_side_by_side_as_interpreted() -> None:
-    """All are in one program, because compiling one program takes less time."""
-    functions, inputs = zip(*SIDE_BY_SIDE.values(), strict=True)
+@pytest.mark.parametrize("kind", SIDE_BY_SIDE)
+def test_operators_train_side_by_side_as_interpreted(kind: str) -> None:
+    """Those of a kind are in one program, because compiling one program takes less time."""
+    functions, inputs = zip(*SIDE_BY_SIDE[kind], strict=True)
     # A last operator that makes no error larger: sin(exp(a)) makes one unit of exp a thousandth.
     turning = [lambda a, f=f: f(a).square().log1p() for f in functions]
 
@@ -92,14 +95,29 @@ def test_custom_operators_and_prints_train_as_interpreted(capfd: Capture) -> Non
     assert titles == ["first", "second", "third", "second_gradient", "first_gradient"] * 2
 
 
+def printing_loop(model: Having, x: torch.Tensor) -> torch.Tensor:
+    """Print before, in and after a loop of two turns."""
+    (u,) = poptorch.for_loop(2, lambda a: show(a + 1, "in"), [show(x * 2, "before")])
+    return show(u, "after")
+
+
+def test_a_loop_prints_as_often_as_python_would(capfd: Capture) -> None:
+    wrapped = poptorch.inferenceModel(Having(printing_loop), options("inductor"))
+
+    wrapped(torch.tensor([-3.0]))
+
+    assert printed(capfd) == ["before: (-6)", "in: (-5)", "in: (-4)", "after: (-4)"]
+    assert runs_compiled(wrapped)
+
+
 def looped_and_conditional(
     model: Having, x: torch.Tensor, y: torch.Tensor, z: torch.Tensor
 ) -> tuple[Any, ...]:
     """Loops, conditions, and prints before, in and after a loop."""
-    (u,) = poptorch.for_loop(2, lambda a: show(a + 1, "in"), [show(x[:1] * 2, "before")])
-    return model.looped(z, x * 1, y), model.conditions(x, y), show(u, "after")
+    return model.looped(z, x * 1, y), model.conditions(x, y), printing_loop(model, x[:1])
 
 
+@pytest.mark.larger("test_a_loop_prints_as_often_as_python_would")
 def test_control_flow_is_that_of_python(capfd: Capture) -> None:
     """One program takes all ways, and prints as often as Python would."""
     parts = {"looped": control_flow.looping_model(), "conditions": control_flow.Conditions()}

@@ -75,6 +75,7 @@ def test_replicas_that_exchange_run_side_by_side(name: str) -> None:
     assert f"{3 * REPLICAS} lanes" in str(model.plan())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name, lanes", [*((name, 0) for name in EXCHANGES), ("strided", 1)])
 def test_gradients_flow_through_exchanges(name: str, lanes: int) -> None:
     """Each replica differentiates its own loss for its own tensors; the update is their mean."""

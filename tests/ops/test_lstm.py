@@ -29,6 +29,7 @@ def two_lstms(**settings: Any) -> Having:
     return Having(both_lstms, first=first, second=second, h=nn.Parameter(h * 1), c=[c])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings, accumulation",
     [
@@ -49,6 +50,7 @@ def one_lstm(model: Having, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor
     return y, poptorch.identity_loss(y.square().sum(), reduction="sum")
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:LSTM with projections")
 @pytest.mark.parametrize("settings", [{"bias": False}, {"proj_size": 2}, {"dtype": torch.float64}])
 def test_an_lstm_that_poptorch_does_not_compute_itself_is_left_to_torch(

@@ -43,6 +43,7 @@ def product(shape: tuple[int, ...], multiply: Multiply = torch.matmul) -> Having
     return Having(forward, weight=nn.Parameter(normal(*shape)), scale=nn.Parameter(torch.ones(())))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("shapes", SHAPES, ids=str)
 def test_values_and_gradients_are_those_of_the_whole_product(

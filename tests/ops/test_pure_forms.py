@@ -74,7 +74,7 @@ def test_what_an_operator_writes_to_a_computed_tensor_is_seen_by_its_views() -> 
     torch.testing.assert_close(got, (X * 2 + 1).t())
 
 
-@pytest.mark.slow
+@pytest.mark.larger("test_what_an_operator_writes_to_a_buffer_is_kept")
 def test_an_operator_that_writes_runs_in_compiled_code() -> None:
     torch.manual_seed(0)
     model = Having(counting, layer=nn.Linear(3, 3), count=torch.zeros(3))

@@ -12,6 +12,7 @@ from poptorch._ops import written_out
 from poptorch._ops.optimizer_steps import BY_OPERATOR
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_formula_is_written_out_for_each_shape_as_it_would_be_traced_for_it(name: str) -> None:
     """One small shape is traced for all shapes; the operators and their shapes stay the same."""

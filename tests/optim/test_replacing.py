@@ -382,6 +382,7 @@ SCHEDULERS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheduler", SCHEDULERS, ids=lambda each: each.__name__)
 def test_schedulers_of_torch_that_come_after_wrapping_bring_nothing_unexpected(
     scheduler: Callable[..., object], caplog: pytest.LogCaptureFixture

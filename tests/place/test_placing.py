@@ -92,6 +92,7 @@ PLACED = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.spec("parallel", 3, 4, 9, 11, 12, 13, 14, 16, 19, 20, 24, 26, 27)
 @pytest.mark.parametrize("steps, strategy, expected, depth", PLACED)
 def test_blocks_get_stages_and_devices(

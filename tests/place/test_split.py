@@ -8,6 +8,7 @@ from torch import nn
 
 import poptorch
 from helpers.captures import X, options
+from helpers.cases import slow_but_the_first
 from helpers.staging import ROWS, STAGE_ZOO, Captured, sgd
 from helpers.workloads import backward, forward
 from helpers.wrapping import Having
@@ -35,7 +36,7 @@ def example_of(name: str, count: int = 3) -> Staged:
     return staged(example.build(count), *example.inputs(ROWS), opts=opts)
 
 
-@pytest.fixture(scope="module", params=STAGE_ZOO)
+@pytest.fixture(scope="module", params=slow_but_the_first(STAGE_ZOO))
 def zoo(request: pytest.FixtureRequest) -> Staged:
     """Every example of the zoo in stages."""
     torch.manual_seed(0)

@@ -235,6 +235,7 @@ MEASURED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", MEASURED.values(), ids=MEASURED)
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_accumulated_gradients_and_their_norm_are_those_of_eager_pytorch(

@@ -94,6 +94,7 @@ def anyhow(seed: int) -> str:
     return " ".join([order, *order, *draw.choices(words, k=25)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", [*SCRIPTS, *range(5)])
 def test_models_train_as_in_plain_torch(script: str | int) -> None:
     order, *words = (SCRIPTS[script] if isinstance(script, str) else anyhow(script)).split()
@@ -172,6 +173,7 @@ def test_weights_are_read_after_a_validation_model_has_ended(ends: str) -> None:
     twins.compare()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize(
     ("cut", "rows"),

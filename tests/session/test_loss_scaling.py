@@ -101,6 +101,7 @@ EDGES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("gradients", "before", "after"), EDGES)
 def test_the_factor_doubles_or_halves_between_bounds(
     gradients: list[float], before: float, after: float
@@ -196,6 +197,7 @@ def weights(dtype: torch.dtype = torch.float16, count: int = COUNT) -> Having:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("count", "after"), [(4_000_000, 0.5), (6_000_000, 2.0)])
 def test_of_ten_million_gradients_one_may_be_beyond(count: int, after: float) -> None:
     """Of all in two micro-batches; these lie in one."""

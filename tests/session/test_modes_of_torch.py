@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import poptorch
+from helpers.cases import every_pair
 from helpers.closeness import FUNCTION, near
 from helpers.modes import MODES
 from helpers.wrapping import Graded, Twins, normal, options
@@ -74,8 +75,7 @@ EVENTS: dict[str, Callable[[Twins, Path], Any]] = {
 }
 
 
-@pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
-@pytest.mark.parametrize("event", EVENTS.values(), ids=EVENTS)
+@pytest.mark.parametrize(("event", "mode"), every_pair(EVENTS, MODES))
 def test_training_goes_on_after_an_event_under_a_mode(
     event: Callable[..., Any], mode: Callable[..., Any] | type, tmp_path: Path
 ) -> None:
@@ -86,6 +86,7 @@ def test_training_goes_on_after_an_event_under_a_mode(
     twins.compare()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
 def test_steps_that_are_counted_on_the_host_are_counted_under_a_mode(
     mode: Callable[..., Any] | type, tmp_path: Path
@@ -98,6 +99,7 @@ def test_steps_that_are_counted_on_the_host_are_counted_under_a_mode(
     twins.compare()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in MODES if name != "saved_tensors_hooks"])
 def test_a_loaded_file_is_compiled_under_a_mode(name: str, tmp_path: Path) -> None:
     """Hooks of saved tensors are part of what is captured: those of ``MODES`` refuse it."""
@@ -132,6 +134,7 @@ def fails(*_: object, **__: object) -> None:
 STEPS_OF_DETACHING = [(StateStore, "download"), (StateStore, "device_only")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("owner", "name"), STEPS_OF_DETACHING, ids=lambda each: str(each))
 @pytest.mark.parametrize("event", ["detachFromDevice", "destroy"])
 def test_a_device_that_cannot_be_left_goes_on(

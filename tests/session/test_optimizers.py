@@ -49,6 +49,7 @@ OPTIMIZERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.spec("optimizers", 18, 19, 20)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_resuming_detaching_and_destroying_continue_bit_for_bit(name: str) -> None:
@@ -598,6 +599,7 @@ def test_a_structural_change_waits_for_set_optimizer_or_is_refused(
     twins.compare()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MAKERS)
 def test_double_precision_is_that_of_numbers_and_moments_too(name: str) -> None:
     opts, running = options(accumulation=3), poptorch.MeanReductionStrategy.Running

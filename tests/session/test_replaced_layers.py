@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 import poptorch
+from helpers.cases import every_pair
 from helpers.closeness import FUNCTION, near
 from helpers.wrapping import PAUSE, Twins, compilations, normal, options
 from poptorch._session import guards
@@ -110,8 +111,7 @@ def check_replaced(twins: Twins, replace: Callable, read: Callable, calls: int) 
     assert type(twins.model) is Net
 
 
-@pytest.mark.parametrize("replace", REPLACEMENTS.values(), ids=REPLACEMENTS)
-@pytest.mark.parametrize("read", READINGS.values(), ids=READINGS)
+@pytest.mark.parametrize(("read", "replace"), every_pair(READINGS, REPLACEMENTS))
 def test_each_tensor_has_what_was_trained_in_it(
     replace: Callable[..., Any], read: Callable[..., Any]
 ) -> None:
@@ -119,6 +119,7 @@ def test_each_tensor_has_what_was_trained_in_it(
         check_replaced(Twins(Net(), adam, **CLOSE), replace, read, calls)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("read", READINGS.values(), ids=READINGS)
 def test_weights_that_are_untied_have_values_of_their_own(read: Callable[..., Any]) -> None:
     def untie(model: nn.Module) -> None:
@@ -150,6 +151,7 @@ TOLD_OF = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", TOLD_OF)
 def test_what_was_replaced_is_told_once(what: str, caplog: pytest.LogCaptureFixture) -> None:
     model = Net()
@@ -175,6 +177,7 @@ def test_weights_that_are_untied_are_told(caplog: pytest.LogCaptureFixture) -> N
     assert "'head.weight' on the host, but the device continues to use its own values" in told
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [3, 5])
 @pytest.mark.parametrize("again", ["the same executor", "another one"])
 def test_transfer_learning_trains_the_new_layer_as_eager_does(size: int, again: str) -> None:

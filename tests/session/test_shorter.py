@@ -78,6 +78,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("counts, rows, normalized", CASES)
 def test_an_epoch_with_a_short_last_batch_trains_like_eager(
     counts: dict[str, int], rows: int, normalized: bool
@@ -146,6 +147,7 @@ def test_a_pipeline_trains_a_batch_that_does_not_fill_it(backend: str) -> None:
     torch.testing.assert_close(dict(model.state_dict()), dict(other.state_dict()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "counts", [{}, {"iterations": 4}, {"replicas": 2}, {"iterations": 2, "replicas": 2}]
 )
@@ -181,6 +183,7 @@ def losses_of(mode: OutputMode, **counts: int) -> dict[int, torch.Tensor]:
     return {rows: training(*batch(rows)) for rows in (64, 60, 43, 17, 3)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_output_modes_return_the_last_losses_or_their_sums(replicas: int) -> None:
     counts = {"iterations": 2, "accumulation": 4 // replicas, "replicas": replicas}

@@ -203,6 +203,7 @@ KEEPING = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reason", [each for each in KEEPING if each != "another type"])
 @pytest.mark.filterwarnings("ignore")
 def test_where_sizes_cannot_be_symbolic_the_plan_says_why(reason: str) -> None:
@@ -280,6 +281,7 @@ def test_a_short_last_batch_is_trained_by_the_program_for_all_sizes() -> None:
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
+@pytest.mark.larger("test_compiled_code_serves_all_sizes")
 def test_compiled_training_serves_all_sizes() -> None:
     executor, found, expected = train(
         Classifier(), (4, 5), (4, 9), (4, 12), (4, 3), backend="inductor"
