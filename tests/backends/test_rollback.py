@@ -19,6 +19,7 @@ from poptorch._ir.program import Reduce, State
 from poptorch.backends.driver import LoopExecutable, program_report
 from poptorch.backends.protocol import Compiled
 from poptorch.backends.reference import Reference
+from poptorch.backends.staged import StagedExecutable
 
 X, Y = torch.ones(8, 4), torch.zeros(8, 3)
 
@@ -97,6 +98,27 @@ def test_a_generator_of_the_models_is_put_back() -> None:
 
     with pytest.raises(RuntimeError, match="can't allocate"):
         in_place(wrapper, at=2).run(state, [X])
+
+    assert torch.equal(own.get_state(), before)
+
+
+def test_a_staged_call_that_fails_puts_back_a_generator_of_the_models(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    own = torch.Generator().manual_seed(3)
+    model = Scaled(lambda x: x * torch.rand(4, generator=own))
+    wrapper = training(model, options("staged", accumulation=2))
+    wrapper.compile(X)
+    flush, before = StagedExecutable._flush, own.get_state()
+
+    def fail_at_the_end(*arguments: Any) -> None:
+        flush(*arguments)
+        assert not torch.equal(own.get_state(), before)
+        raise RuntimeError("a chip is lost")
+
+    monkeypatch.setattr(StagedExecutable, "_flush", fail_at_the_end)
+    with pytest.raises(RuntimeError, match="a chip is lost"):
+        wrapper(X)
 
     assert torch.equal(own.get_state(), before)
 

@@ -9,7 +9,7 @@ when it is new.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import chain
 
 import torch
@@ -31,10 +31,17 @@ class Rollback:
     Args:
         by_call: the unit always is the call.
         in_place: graphs that failed may have written some of their results.
+        apart: graphs compute on tensors of their own, so that a call writes the state only when
+            nothing can fail any more.
     """
 
     def __init__(
-        self, program: Program, checked: bool, by_call: bool = False, in_place: bool = False
+        self,
+        program: Program,
+        checked: bool,
+        by_call: bool = False,
+        in_place: bool = False,
+        apart: bool = False,
     ) -> None:
         ends = [name for name in _LAST if name in program.graphs]
         self._last = None if by_call or not ends else ends[0]
@@ -43,15 +50,15 @@ class Rollback:
         self._random = program.random
         self._users = [g for graph in program.graphs.values() for g in graph.generators.values()]
         self._states: list[torch.Tensor] = []  # states of the user's generators
-        slots = program.state_slots()
+        slots = {} if apart else program.state_slots()
         needed = preconditions(program.graphs, checked) if in_place else {}
         every = [*chain.from_iterable(filter(None, needed.values()))]
         self._preconditions = bool(every)
         self._of_batch = [each for each in every if each.slot.kind is Kind.BATCH]
         self._of_state = [each for each in every if each.slot.kind is not Kind.BATCH]
-        self._usual = self._changed(program, [n for n, each in needed.items() if each is None])
-        self._careful = self._changed(program, [n for n, each in needed.items() if each != ()])
-        self._tight = self._changed(program, program.graphs if in_place else ())
+        self._usual = self._changed(program, slots, [n for n, e in needed.items() if e is None])
+        self._careful = self._changed(program, slots, [n for n, e in needed.items() if e != ()])
+        self._tight = self._changed(program, slots, program.graphs if in_place else ())
         self._keys = self._usual
         self._differ = self._tight != self._usual
         # a state, and the versions of its tensors
@@ -65,16 +72,17 @@ class Rollback:
         self.running: str | None = None  # the graph that failed
         self.exchanged = False
 
-    def _changed(self, program: Program, torn: Collection[str]) -> list[str]:
+    def _changed(
+        self, program: Program, slots: Mapping[str, Slot], torn: Collection[str]
+    ) -> list[str]:
         """Return what must be copied: state that changes before the last results are computed."""
-        slots = program.state_slots()
         changed = {
             key
             for name, graph in program.graphs.items()
             if name != self._last or name in torn
             for key in graph.updates
         }
-        return sorted(key for key in changed if slots[key].kind is not Kind.ACCUM)
+        return sorted(key for key in changed & {*slots} if slots[key].kind is not Kind.ACCUM)
 
     def begin(self, state: State, batch: Sequence[torch.Tensor]) -> None:
         self._done = self._kept = 0

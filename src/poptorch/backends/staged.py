@@ -24,7 +24,7 @@ from .driver import Collector, Keys, ResultModes, Slices, device_generator, prog
 from .peers import Passing, Peers
 from .prepare import accept_strides, at_home
 from .protocol import Executable, Progress
-from .rollback import note
+from .rollback import Rollback
 
 Column = tuple[int, list[Action]]
 
@@ -89,6 +89,7 @@ class StagedExecutable:
         updates = [at for at, _, each in staged.schedule.cells() if each.stage_pass.is_update]
         self._update = min(updates, default=staged.schedule.columns)
         self._random = any(graph.random for graph in staged.graphs.values())
+        self._rollback = Rollback(plan.program, checked=False, by_call=True, apart=True)
 
     def report(self) -> Report:
         return self._report
@@ -97,7 +98,8 @@ class StagedExecutable:
         self._peers.check_alike(batch)
         loops = self._plan.program.loops
         slices = loops.cut(batch)
-        first, before = self._plan.spec.first_replica, state.rng
+        first = self._plan.spec.first_replica
+        self._rollback.begin(state, batch)
         keys = Keys(state, loops) if self._random else None
         replicas = [
             Replica(self._staged, self._modules, self._devices, number, first, keys)
@@ -113,9 +115,8 @@ class StagedExecutable:
                     for flush in range(flushes):
                         self._flush(flush, replicas, slices)
                     interrupts.check()
-            except BaseException as error:  # nothing was written so far
-                state.rng = before
-                error.add_note(note(0, 0))
+            except BaseException as error:
+                self._rollback.roll_back(state, error)
                 raise
             for replica in replicas:
                 replica.give_back(state)
