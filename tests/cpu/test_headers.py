@@ -1,29 +1,21 @@
-"""What compiled code is made of: few headers, kernels that Python calls, attention's products."""
+"""Compiled with few of torch's headers, code has the same bits; the headers are safe to read."""
 
 import os
-import signal
-import subprocess
-import threading
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import psutil
 import pytest
 import torch
 import torch._inductor.config
 import torch.nn.functional as F
 from torch._inductor.codecache import CppWrapperCodeCache
-from torch.fx.experimental.proxy_tensor import make_fx
 
-from helpers.compiled_graphs import Tensors, check, graph
-from helpers.patience import eventually
-from poptorch._cpu import headers, kernels, shortcuts
-from poptorch._cpu.compiler import compile_graph, rules
-from poptorch._cpu.lowering import fakes, lower
-from poptorch._cpu.products import LONGEST, attention, attention_backward
+from helpers.compiled_graphs import Tensors, graph
+from poptorch._cpu import headers
+from poptorch._cpu.compiler import compile_graph
 from poptorch._cpu.toolchain import has_vectors
 
-ALL = '#include "torch/csrc/inductor/cpp_prefix.h"\n'
+PREFIX = '#include "torch/csrc/inductor/cpp_prefix.h"\n'
 FUNCTIONS = (
     torch.exp, torch.exp2, torch.expm1, torch.erf, torch.erfc, torch.sigmoid, torch.tanh,
     torch.sin, torch.cos, torch.tan, torch.sinh, torch.cosh, torch.atan, torch.asinh, torch.floor,
@@ -34,7 +26,7 @@ POSITIVE = (torch.log, torch.log1p, torch.log2, torch.log10, torch.sqrt, torch.r
 
 
 def everything(x: torch.Tensor, n: torch.Tensor, y: torch.Tensor) -> tuple[Tensors, Tensors]:
-    """What kernels are made of: functions, reductions, indices, kinds of numbers, transposes."""
+    """Compute what kernels are made of: functions, reductions, indices, types, transposes."""
     row = x.softmax(1) + F.layer_norm(x, (37,)) + n[:, None].float()
     values, places = x.max(1)
     small, picked = n.int() * 3 // 4 % 5, x.index_select(0, n % 9)
@@ -50,86 +42,127 @@ def everything(x: torch.Tensor, n: torch.Tensor, y: torch.Tensor) -> tuple[Tenso
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("width", [None, 256])
-def test_the_same_bits_with_few_headers(
+@pytest.mark.parametrize("width", [None, 256], ids=["widest instructions", "AVX2"])
+def test_results_have_the_same_bits_with_few_headers(
     width: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the widest instructions that there are, and by AVX2."""
-    torch.manual_seed(0)
     examples = [torch.randn(20, 37), torch.randint(0, 9, (20,)), torch.randn(20, 37)]
-    got: list[Tensors] = []
     sufficed: list[bool] = []
     refused: list[str] = []
-    monkeypatch.setattr(headers, "_refused", refused)
-    suffice = headers.suffice
-    monkeypatch.setattr(headers, "suffice", lambda s: sufficed.append(suffice(s)) or sufficed[-1])
-    for name, folder in {"few": headers.folder, "all": lambda _: None}.items():
+    usual = headers.suffice
+
+    def watched(source: str) -> bool:
+        sufficed.append(usual(source))
+        return sufficed[-1]
+
+    def results(name: str, folder: Callable[[str], Path | None]) -> Tensors:
         monkeypatch.setattr(headers, "folder", folder)
         monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / name))
         monkeypatch.setattr(CppWrapperCodeCache, "cache", {})
         with torch._inductor.config.patch({"cpp.simdlen": width}):
-            got.append(compile_graph(*graph(everything, examples), examples).run(list(examples)))
+            code = compile_graph(*graph(everything, examples), examples)
+        return [tensor.contiguous() for tensor in code.run(list(examples))]
+
+    monkeypatch.setattr(headers, "_refused", refused)
+    monkeypatch.setattr(headers, "suffice", watched)
+
+    with_few = results("few", headers.folder)
+    with_all = results("all", lambda _: None)
+
     assert sufficed == [True] * has_vectors()  # the folder has headers of vectors
-    assert not refused
-    few, all_ = ([t.contiguous() for t in results] for results in got)
-    for a, b in zip(few, all_, strict=True):
-        assert a.dtype == b.dtype
-        assert a.numpy().tobytes() == b.numpy().tobytes()
+    assert refused == []
+    for few, every in zip(with_few, with_all, strict=True):
+        assert few.dtype == every.dtype
+        assert few.numpy().tobytes() == every.numpy().tobytes()
 
 
-ENOUGH = (
-    "auto tmp1 = at::vec::Vectorized<float>(tmp0).erf();",
-    "atomic_add(&out_ptr0[x0], tmp3);",
-    "CACHE_TORCH_DTYPE(float32); CACHE_TORCH_DTYPE(bool);",
-    "auto operand_half_of = 1;",
+@pytest.mark.parametrize(
+    "text",
+    [
+        "auto tmp1 = at::vec::Vectorized<float>(tmp0).erf();",
+        "atomic_add(&out_ptr0[x0], tmp3);",
+        "CACHE_TORCH_DTYPE(float32); CACHE_TORCH_DTYPE(bool);",
+        "auto operand_half_of = 1;",
+    ],
 )
-BEYOND = (
-    "const bfloat16* in_ptr0", "CACHE_TORCH_DTYPE(float16);", "c10::convert<half>(tmp0);",
-    "const uint8_t* in_ptr0", "normalized_rand_cpu(tmp0, tmp1);", "calc_digamma(tmp0);",
-    "tmp0.lgamma();", "c10::complex<float> f();", "mm_get_thread_blocking(1, 2);",
-    "_mm512_fmadd_ps(tmp0, tmp1, tmp2);",
-    "RAIIPyObject py_args(PyTuple_New(1));", "#include <ATen/ATen.h>",
-)  # fmt: skip
+def test_a_source_of_loops_over_numbers_needs_few_headers(text: str) -> None:
+    assert headers.suffice(f"{PREFIX}{text}\n")
 
 
-def test_another_process_may_have_written_them_by_then(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "text",
+    [
+        "const bfloat16* in_ptr0",
+        "CACHE_TORCH_DTYPE(float16);",
+        "c10::convert<half>(tmp0);",
+        "const uint8_t* in_ptr0",
+        "normalized_rand_cpu(tmp0, tmp1);",
+        "calc_digamma(tmp0);",
+        "tmp0.lgamma();",
+        "c10::complex<float> f();",
+        "mm_get_thread_blocking(1, 2);",
+        "_mm512_fmadd_ps(tmp0, tmp1, tmp2);",
+        "RAIIPyObject py_args(PyTuple_New(1));",
+        "#include <ATen/ATen.h>",
+    ],
+)
+def test_a_source_that_needs_more_headers_is_recognised_by_its_names(text: str) -> None:
+    assert not headers.suffice(f"{PREFIX}{text}\n")
+
+
+@pytest.fixture
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The user's folder, in which a digest of the compiler's headers is always "key"."""
+    monkeypatch.setattr(headers, "texts", lambda _: {"folder/own.h": PREFIX})
+    monkeypatch.setattr(headers, "has_vectors", lambda: True)
+    monkeypatch.setattr(headers, "of_the_user", lambda: tmp_path / "own")
+    monkeypatch.setattr(headers, "_digest", lambda _: "key")
+    (tmp_path / "own").mkdir()
+    return tmp_path / "own"
+
+
+def test_headers_that_another_process_wrote_in_the_meantime_are_used(
+    own_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def texts(_: Path) -> dict[str, str]:
-        (tmp_path / "headers-key" / "of another").mkdir(parents=True)
-        return {"own.h": ALL}
+        (own_folder / "headers-key" / "of another").mkdir(parents=True)
+        return {"own.h": PREFIX}
 
     monkeypatch.setattr(headers, "texts", texts)
-    monkeypatch.setattr(headers, "of_the_user", lambda: tmp_path)
-    monkeypatch.setattr(headers, "_digest", lambda _: "key")
-    assert headers.folder("g++") == (tmp_path / "headers-key" if has_vectors() else None)
+
+    assert headers.folder("g++") == own_folder / "headers-key"
 
 
-@pytest.mark.parametrize("open_to_all", [False, True])
-def test_headers_are_written_for_the_user_alone(
-    open_to_all: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_without_vector_instructions_torchs_headers_are_read(
+    own_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(headers, "texts", lambda _: {"folder/own.h": ALL})
-    monkeypatch.setattr(headers, "has_vectors", lambda: True)
-    monkeypatch.setattr(headers, "of_the_user", lambda: tmp_path)
-    before = os.umask(0 if open_to_all else 0o077)
+    monkeypatch.setattr(headers, "has_vectors", lambda: False)
+    assert headers.folder("g++") is None
+
+
+@pytest.mark.parametrize("mask", [0, 0o077], ids=["open to all", "private"])
+def test_headers_can_be_written_by_the_user_alone(own_folder: Path, mask: int) -> None:
+    before = os.umask(mask)
     try:
         place = headers.folder("g++")
     finally:
         os.umask(before)
 
     assert place is not None
-    assert [path.stat().st_mode & 0o022 for path in (place, *place.rglob("*"))] == [0, 0, 0]
+    modes = [path.stat().st_mode & 0o022 for path in (place, *place.rglob("*"))]
+    assert modes == [0, 0, 0]
+
+
+def test_headers_are_written_once(own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = headers.folder("g++")
+    monkeypatch.setattr(headers, "_write", None)
     assert headers.folder("g++") == place
 
 
 @pytest.mark.parametrize("spoiled", [".", "folder", "folder/own.h"])
 def test_headers_that_somebody_else_may_have_written_are_not_used(
-    spoiled: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spoiled: str, own_folder: Path
 ) -> None:
-    monkeypatch.setattr(headers, "texts", lambda _: {"folder/own.h": ALL})
-    monkeypatch.setattr(headers, "has_vectors", lambda: True)
-    monkeypatch.setattr(headers, "of_the_user", lambda: tmp_path)
     place = headers.folder("g++")
     assert place is not None
     (place / spoiled).chmod(0o777)
@@ -137,229 +170,65 @@ def test_headers_that_somebody_else_may_have_written_are_not_used(
     assert headers.folder("g++") is None
 
 
-def test_a_link_in_the_place_of_the_headers_is_not_followed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "theirs").mkdir()
-    (tmp_path / "own").mkdir()
-    (tmp_path / "own" / "headers-key").symlink_to("../theirs")
-    monkeypatch.setattr(headers, "has_vectors", lambda: True)
-    monkeypatch.setattr(headers, "of_the_user", lambda: tmp_path / "own")
-    monkeypatch.setattr(headers, "_digest", lambda _: "key")
+def test_a_link_in_the_place_of_the_headers_is_not_followed(own_folder: Path) -> None:
+    (own_folder.parent / "theirs").mkdir()
+    (own_folder / "headers-key").symlink_to("../theirs")
 
     assert headers.folder("g++") is None
 
 
-@pytest.mark.parametrize("text", ENOUGH + BEYOND)
-def test_what_more_a_source_needs_is_told_by_name(text: str) -> None:
-    assert headers.suffice(f"{ALL}{text}\n") is (text in ENOUGH)
+class Builder:
+    """A builder of torch's that notes what it was given, and fails while errors are left."""
 
-
-def test_a_release_with_other_headers_is_compiled_with_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Builder:
-        _sources_args, _include_dirs_args, _cflags_args = str(tmp_path / "a.cpp"), "-Ia", "-O3 "
-        _compiler, _libraries_args = "g++", "-ltorch -ltorch_cpu -lgomp "
-
-        def build(self) -> None:
-            tried.append((self._include_dirs_args, self._libraries_args))
-            if len(tried) == 1:
-                raise RuntimeError("no such name")
-
-    tried: list[tuple[str, str]] = []
-    (tmp_path / "a.cpp").write_text(ALL)
-    monkeypatch.setattr(headers, "_refused", [])
-    monkeypatch.setattr(headers, "folder", lambda _: tmp_path)
-    for _ in range(2):
-        builder = Builder()
-        headers.build(builder)
-        assert builder._cflags_args == "-O3 "
-    few = f"-I{tmp_path} -Ia", f"-Wl,--no-as-needed {tmp_path / 'libtorch_python.so'} -lgomp "
-    assert tried == [few, *[("-Ia", "-ltorch -ltorch_cpu -lgomp ")] * 2]
-
-
-def test_a_compiler_that_was_ended_is_not_started_with_other_headers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Builder:
-        _sources_args, _include_dirs_args, _cflags_args = str(tmp_path / "a.cpp"), "-Ia", "-O3 "
-        _compiler, _libraries_args = "g++", "-ltorch -ltorch_cpu -lgomp "
-
-        def build(self) -> None:
-            tried.append(1)
-            raise RuntimeError("killed")
-
-    tried: list[int] = []
-    refused: list[str] = []
-    monkeypatch.setattr(headers, "_refused", refused)
-    monkeypatch.setattr(headers, "folder", lambda _: tmp_path)
-
-    with pytest.raises(RuntimeError, match="killed"):
-        headers.build(Builder(), lambda: True)
-
-    assert tried == [1]
-    assert refused == []  # these headers are not at fault
-
-
-@torch.library.custom_op("poptorch_test_kernels::twice", mutates_args=())
-def twice(x: torch.Tensor) -> list[torch.Tensor]:
-    """A result that C++ cannot take from an operator."""
-    return [x * 2]
-
-
-twice.register_fake(lambda x: [torch.empty_like(x)])
-
-
-def step(x: torch.Tensor, n: torch.Tensor) -> tuple[Tensors, Tensors]:
-    between = twice(torch.tanh(x).softmax(1))[0]
-    return [twice(between.sin() + n[:, None])[0].sum(0), (n * 3).relu()], [x + between]
-
-
-@pytest.mark.slow
-def test_one_run_for_all_kernels_of_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
-    loaded: list[int] = []
-    load = kernels._load
-
-    def counted(sources: list[str], first: int) -> Any:
-        loaded.append(len(sources))
-        return load(sources, first)
-
-    monkeypatch.setattr(kernels, "_load", counted)
-    check(step, [torch.randn(5, 33), torch.arange(5)])
-    assert len(loaded) == 1
-    assert loaded[0] >= 3
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        'static int helper; extern "C" void kernel(float* a) {}',
-        'extern "C" void other(float* a) {}',
-    ],
-)
-def test_other_sources_are_left_to_torch(source: str) -> None:
-    asked = kernels.together()(lambda *arguments: arguments, "self", ["float*"], source)
-    assert asked == ("self", ["float*"], source)
-
-
-aten = torch.ops.aten
-FORWARD = aten._scaled_dot_product_flash_attention_for_cpu.default
-THEIRS = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
-BATCH, HEADS, ROWS, WIDTH = 2, 3, 9, 8
-
-
-def operands(columns: int) -> list[torch.Tensor]:
-    """Query, key and value in the strides that models give them."""
-    torch.manual_seed(0)
-    shapes = [(BATCH, rows, HEADS, WIDTH) for rows in (ROWS, columns, columns)]
-    return [torch.randn(shape).bfloat16().transpose(1, 2) for shape in shapes]
-
-
-def mask(kind: str | None, columns: int) -> torch.Tensor | None:
-    if kind is None:
-        return None
-    hidden = torch.zeros(BATCH, 1, ROWS, columns, dtype=torch.bfloat16)
-    hidden[0, 0, :, 2] = float("-inf")
-    if kind == "nothing to be seen":
-        hidden[1, 0, 4, :] = float("-inf")
-    return hidden
-
-
-@pytest.mark.parametrize("columns", [ROWS, 12])
-@pytest.mark.parametrize("kind", [None, "causal", "some", "nothing to be seen"])
-@pytest.mark.parametrize("scale", [None, 0.3])
-def test_gradients(columns: int, kind: str | None, scale: float | None) -> None:
-    causal = kind == "causal"
-    shown, tensors = mask(None if causal else kind, columns), operands(columns)
-    options = {"attn_mask": shown, "scale": scale}
-    out, logsumexp = FORWARD(*tensors, 0.0, causal, **options)
-    grad = torch.randn_like(out)
-    args = (grad, *tensors, out, logsumexp, 0.0, causal)
-    ours, theirs = attention_backward(*args, **options), THEIRS(*args, **options)
-    exact = [tensor.double().requires_grad_() for tensor in tensors]
-    wide = None if shown is None else shown.double()
-    result = F.scaled_dot_product_attention(*exact, attn_mask=wide, is_causal=causal, scale=scale)
-    truth = torch.autograd.grad(result, exact, grad.double())
-    for one, other, right in zip(ours, theirs, truth, strict=True):
-        assert one.dtype == torch.bfloat16
-        assert one.shape == right.shape
-        assert (one.double() - right).abs().max() <= 2 * (other.double() - right).abs().max()
-
-
-@pytest.mark.parametrize("kind", [None, "some", "nothing to be seen"])
-@pytest.mark.parametrize("scale", [None, 0.3])
-def test_one_query_is_loops(kind: str | None, scale: float | None) -> None:
-    queries, *others = (tensor.float() for tensor in operands(12))
-    shown, query = mask(kind, 12), queries[:, :, 4:5]
-    options = {"attn_mask": None if shown is None else shown[:, :, 4:5].float(), "scale": scale}
-    torch.testing.assert_close(
-        attention(query, *others, **options), FORWARD(query, *others, **options)
-    )
-    left = (queries, *others), (query, *others, 0.0, True), (query, *others, 0.1)
-    assert all(attention(*each, **options) is NotImplemented for each in left)
-    fewer = (each[:, :1] for each in others)
-    assert attention(query, *fewer) is attention(*operands(12)) is NotImplemented
-
-
-@pytest.mark.slow
-def test_compiled_code_has_it() -> None:
-    query, key, value = operands(ROWS)
-    inputs = (query, query, key, value, query, query[..., 0].float())
-    given = make_fx(lambda *t: tuple(THEIRS(*t, 0.0, False)), tracing_mode="fake")(*inputs)
-    mode, fake = fakes(inputs)
-    with mode:
-        lowered = lower(given, [], fake, rules(given.graph), {})
-    assert not lowered.graph.find_nodes(op="call_function", target=THEIRS)
-    assert len(lowered.graph.find_nodes(op="call_function", target=aten.bmm.default)) == 5
-    assert rules(given.graph)[FORWARD] is attention
-
-
-def test_what_is_left_to_the_library() -> None:
-    query, key, value = operands(ROWS)
-    rows = query[:, :, :, 0].float()
-    for dtype in (torch.float32, torch.float64):
-        wide = [tensor.to(dtype) for tensor in (query, query, key, value, query)]
-        assert attention_backward(*wide, rows, 0.0, False) is NotImplemented
-    long = torch.zeros(1, 1, LONGEST + 1, WIDTH, dtype=torch.bfloat16)
-    rest = (long, long, long[..., 0].float(), 0.0, False)
-    assert attention_backward(long, long, long, *rest) is NotImplemented
-    fewer = (query, key[:, :1], value[:, :1], query, rows, 0.0, False)
-    assert attention_backward(query, *fewer) is NotImplemented
-
-
-class Slow:
-    """A builder of torch's whose compiler never ends, as a process that has one of its own."""
-
-    def __init__(self, folder: Path, name: str) -> None:
-        self._sources_args, self._compiler = str(folder / f"{name}.cpp"), "g++"
-        self._begun = folder / f"{name}.begun"
+    def __init__(self, folder: Path, errors: list[Exception]) -> None:
+        self._sources_args, self._include_dirs_args = str(folder / "a.cpp"), "-Ia"
+        self._cflags_args, self._libraries_args = "-O3 ", "-ltorch -ltorch_cpu -lgomp "
+        self._compiler, self._errors = "g++", errors
+        self.given: list[tuple[str, str]] = []
 
     def build(self) -> None:
-        script = 'echo x >> "$1.begun"; while :; do sleep 0.1; done'
-        name = self._begun.with_suffix("")
-        command = ["sh", "-c", script, "c++", str(name), self._sources_args]
-        subprocess.run(command, check=True)
+        self.given.append((self._include_dirs_args, self._libraries_args))
+        if self._errors:
+            raise self._errors.pop()
 
 
-@pytest.mark.slow
-def test_an_interrupt_ends_the_compilers_of_all_sources_and_starts_none_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(headers, "folder", lambda _: None)
-    builders = [Slow(tmp_path, name) for name in ("a", "b")]
-    main = threading.get_ident()
+@pytest.fixture
+def few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of few headers, which suffices for the source "a.cpp" in it."""
+    (tmp_path / "a.cpp").write_text(PREFIX)
+    monkeypatch.setattr(headers, "_refused", [])
+    monkeypatch.setattr(headers, "folder", lambda _: tmp_path)
+    return tmp_path
 
-    def press() -> None:
-        assert eventually(lambda: all(each._begun.exists() for each in builders))
-        signal.pthread_kill(main, signal.SIGINT)
 
-    thread = threading.Thread(target=press)
-    thread.start()
-    with pytest.raises(KeyboardInterrupt):
-        shortcuts.build_together(builders)
-    thread.join()
+ALL_HEADERS = ("-Ia", "-ltorch -ltorch_cpu -lgomp ")
 
-    assert [each._begun.read_text() for each in builders] == ["x\n", "x\n"]
-    left = [process.cmdline() for process in psutil.Process().children(recursive=True)]
-    assert not [words for words in left if "sleep" in words or str(tmp_path) in " ".join(words)]
+
+def test_a_source_that_fails_with_few_headers_is_compiled_with_all(few: Path) -> None:
+    """Torch's headers have changed."""
+    builder = Builder(few, [RuntimeError("no such name")])
+
+    headers.build(builder)
+
+    library = f"-Wl,--no-as-needed {few / 'libtorch_python.so'} -lgomp "
+    assert builder.given == [(f"-I{few} -Ia", library), ALL_HEADERS]
+    assert builder._cflags_args == "-O3 "
+
+
+def test_after_a_failure_all_sources_are_compiled_with_all_headers(few: Path) -> None:
+    headers.build(Builder(few, [RuntimeError("no such name")]))
+    later = Builder(few, [])
+
+    headers.build(later)
+
+    assert later.given == [ALL_HEADERS]
+
+
+def test_a_compiler_that_was_ended_is_not_started_with_other_headers(few: Path) -> None:
+    builder = Builder(few, [RuntimeError("killed")])
+
+    with pytest.raises(RuntimeError, match="killed"):
+        headers.build(builder, lambda: True)
+
+    assert len(builder.given) == 1
+    assert headers._refused == []  # these headers are not at fault

@@ -1,72 +1,28 @@
-"""What is taken for granted about the machine, and what happens where it is not so."""
+"""What replaces functions of torch's compiler to save time gives what those functions give."""
 
 import re
+import signal
+import subprocess
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import sympy
 import torch
-import torch._inductor.config
 from torch import nn
 from torch._inductor import cpp_builder
 from torch._inductor.decomposition import select_decomp_table
-from torch._inductor.exc import CppCompileError
 from torch._inductor.fx_passes import serialized_patterns
 from torch._inductor.sizevars import SizeVarAllocator, stride_at_vec_range
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 
-import poptorch
-from helpers.compiled_graphs import graph
+from helpers.patience import eventually
 from helpers.wrapping import Having, normal, options, training
-from poptorch._compile import cache, tiers
-from poptorch._cpu import compiler, shortcuts, toolchain
-
-pytestmark = pytest.mark.slow
-SAID = "a.cpp: In function 'kernel':\na.cpp:3:7: fatal error: No space left on device\n"
-
-
-@pytest.mark.parametrize(
-    ("capability", "known"), [("AVX512", True), ("AVX2", True), ("DEFAULT", False), ("Z", False)]
-)
-def test_vectors_are_tried_out_where_aten_uses_none(
-    capability: str, known: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
-    assert toolchain.has_vectors() is known
-    assert shortcuts.settings().get("vec_isa_ok", False) is known
-    assert ("check_build" in shortcuts.stand_ins()) is known
-
-
-def test_code_is_there_without_a_shortcut_that_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whatever is the matter with it, the second attempt does as torch does."""
-    asked: list[object] = []
-
-    def broken(graph: object) -> None:
-        asked.append(graph)
-        raise AttributeError("torch has changed")
-
-    monkeypatch.setattr(compiler, "choose_library", broken)
-    model, x = compiled_here(tmp_path, monkeypatch)
-    torch.testing.assert_close(model(x), model.model(x))
-    assert model._executable.report().backend == "inductor"
-    assert len(asked) == 1
-
-
-def compiled_here(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> tuple[poptorch.PoplarExecutor, torch.Tensor]:
-    """A model that this process compiles with its next call, nothing cached, and its input."""
-    monkeypatch.setattr(tiers._cores, "idle", lambda: 0.0)  # or another process would compile
-    monkeypatch.setattr(cache, "_loaded", {})
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder))
-    net = torch.nn.Sequential(torch.nn.Linear(4, 20), torch.nn.GELU())
-    return poptorch.inferenceModel(net, options().backend("optimise")), normal(3, 4)
-
+from poptorch._cpu import headers, shortcuts
 
 D0, D1, S0 = (sympy.Symbol(name, integer=True, nonnegative=True) for name in ("d0", "d1", "s0"))
 SUMS = [
@@ -93,26 +49,29 @@ def refuse(*arguments: object) -> None:
 
 @pytest.mark.parametrize(("index", "wanted"), SUMS)
 @pytest.mark.parametrize("length", [None, 16])
-def test_sums_of_variables_times_numbers(
-    index: sympy.Add | sympy.Symbol, wanted: int, length: int | None
+def test_the_stride_of_a_sum_of_variables_is_known_without_torch(
+    index: sympy.Expr, wanted: int, length: int | None
 ) -> None:
     assert shortcuts.stride(refuse, index, D0, length) == wanted
     assert stride_at_vec_range(index, D0, length) == wanted
 
 
 @pytest.mark.parametrize("index", IN_A_VECTOR)
-def test_quotients_and_remainders(index: sympy.Add | sympy.Mul) -> None:
-    ours, torchs = shortcuts.stride(refuse, index, D0, 16), stride_at_vec_range(index, D0, 16)
+def test_the_stride_of_quotients_and_remainders_is_known_without_torch(index: sympy.Expr) -> None:
+    ours = shortcuts.stride(refuse, index, D0, 16)
+
+    torchs = stride_at_vec_range(index, D0, 16)
     assert sympy.simplify(ours - torchs) == 0
     assert ours.is_number == torchs.is_number
     assert ours.has(D0) == torchs.has(D0)
 
 
 @pytest.mark.parametrize("index", OTHERS)
-def test_all_else_is_left_to_torch(index: Any) -> None:
-    asked = []
-    assert shortcuts.stride(lambda *a: asked.append(a) or "torch's", index, D0, 16) == "torch's"
-    assert asked == [(index, D0, 16)]
+def test_the_stride_of_another_index_is_what_torch_says(index: sympy.Expr) -> None:
+    def usual(*arguments: object) -> object:
+        return "torch's", arguments
+
+    assert shortcuts.stride(usual, index, D0, 16) == ("torch's", (index, D0, 16))
 
 
 def test_torchs_headers_and_libraries_are_where_torch_says() -> None:
@@ -135,6 +94,7 @@ def traced(function: Callable[..., Any]) -> torch.fx.Graph:
     return make_fx(function, dict(select_decomp_table()))(torch.rand(4, 4)).graph
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("function", "wanted"),
     [
@@ -144,7 +104,7 @@ def traced(function: Callable[..., Any]) -> torch.fx.Graph:
         (lambda x: x / 2, False),
     ],
 )
-def test_patterns_are_traced_where_one_may_apply(
+def test_patterns_are_traced_only_if_one_may_apply(
     function: Callable[..., Any], wanted: bool
 ) -> None:
     assert shortcuts.patterns(traced(function))["lazy_init"](lambda: True) == (wanted or None)
@@ -153,33 +113,6 @@ def test_patterns_are_traced_where_one_may_apply(
 @pytest.mark.parametrize("file", sorted(Path(serialized_patterns.__path__[0]).glob("_sfdp*.py")))
 def test_every_pattern_of_attention_has_a_softmax(file: Path) -> None:
     assert re.search(r" = CallFunction\(aten.div.Tensor, exp_default", file.read_text())
-
-
-@pytest.mark.parametrize(
-    "raised, kind, text",
-    [
-        (
-            CppCompileError(["g++", "a.cpp", "-O3"], SAID),
-            poptorch.Error,
-            r"(?s)Got:    a.cpp:3:7: fatal error: No space.*"
-            r"Where:  g\+\+ failed on code that torch",
-        ),
-        (ZeroDivisionError("ours"), ZeroDivisionError, "ours"),
-    ],
-)
-def test_complaints_of_the_compiler_are_quoted(
-    raised: ZeroDivisionError | CppCompileError,
-    kind: type,
-    text: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def broken(*arguments: object, **options: object) -> None:
-        raise raised
-
-    monkeypatch.setattr(compiler, "_compile", broken)
-    x = torch.ones(3)
-    with pytest.raises(kind, match=text):
-        compiler.compile_graph(*graph(lambda x: ([x + 1], []), [x]), [x])
 
 
 class Residual(nn.Module):
@@ -197,6 +130,7 @@ class Residual(nn.Module):
         return torch.relu(self.norms[1](self.second(inner)) + self.past(x))
 
 
+@pytest.mark.slow
 def test_loops_that_torch_cannot_split_alike_are_compiled_as_they_are() -> None:
     """A test whose code would be interpreted fails."""
     torch.manual_seed(0)
@@ -211,3 +145,40 @@ def test_loops_that_torch_cannot_split_alike_are_compiled_as_they_are() -> None:
     executor(normal(4, 3, 32, 32), torch.arange(4))
 
     assert executor._executable.report().backend == "inductor"
+
+
+class Slow:
+    """A builder of torch's whose compiler never ends, and has a child process."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self._sources_args, self._compiler = str(folder / f"{name}.cpp"), "g++"
+        self._begun = folder / f"{name}.begun"
+
+    def build(self) -> None:
+        script = 'echo x >> "$1.begun"; while :; do sleep 0.1; done'
+        name = self._begun.with_suffix("")
+        command = ["sh", "-c", script, "c++", str(name), self._sources_args]
+        subprocess.run(command, check=True)
+
+
+@pytest.mark.slow
+def test_an_interrupt_ends_the_compilers_of_all_sources_and_starts_none_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(headers, "folder", lambda _: None)
+    builders = [Slow(tmp_path, name) for name in ("a", "b")]
+    main = threading.get_ident()
+
+    def press() -> None:
+        assert eventually(lambda: all(each._begun.exists() for each in builders))
+        signal.pthread_kill(main, signal.SIGINT)
+
+    thread = threading.Thread(target=press)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        shortcuts.build_together(builders)
+    thread.join()
+
+    assert [each._begun.read_text() for each in builders] == ["x\n", "x\n"]
+    left = [process.cmdline() for process in psutil.Process().children(recursive=True)]
+    assert not [words for words in left if "sleep" in words or str(tmp_path) in " ".join(words)]

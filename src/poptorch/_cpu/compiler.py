@@ -16,17 +16,20 @@ from .._ir.slots import Slot
 from .._ir.symbolic import NotSymbolic
 from ..backends.protocol import Code
 from . import chains, shortcuts
+from .attention import attention, attention_backward
 from .convolutions import Convolutions
+from .corrections import CORRECTIONS
 from .digamma import digamma
+from .kernels import Kernel, Kernels, decompositions
 from .library import code_of, code_with, entry_of
-from .lowering import Decompositions, fakes, lower
+from .lowering import fakes, lower
 from .norms import group_norm, group_norm_backward
 from .packing import CONVOLUTION, PRODUCT, is_packed, register
-from .products import attention, attention_backward, choose_library, row_product, row_product_and
+from .pooling import max_pool, max_pool_backward
+from .products import choose_library, row_product, row_product_and
 from .refusals import refusing
 from .repeats import Piece, cut
 from .toolchain import explained
-from .windows import max_pool, max_pool_backward
 from .writes import keep_dependencies, place_writes
 
 aten = torch.ops.aten
@@ -45,10 +48,11 @@ SETTINGS: Mapping[str, Any] = {
 }
 
 
-def rules(graph: fx.Graph) -> Decompositions:
+def rules(graph: fx.Graph) -> Kernels:
+    """Return the kernels that compute operators of a graph faster than torch's."""
     return {
         **_packed_rules(graph),
-        **Convolutions(graph).rules,
+        **Convolutions(graph).kernels,
         aten._scaled_dot_product_flash_attention_for_cpu.default: attention,
         aten._scaled_dot_product_flash_attention_for_cpu_backward.default: attention_backward,
         aten.addmm.default: row_product_and,
@@ -61,12 +65,12 @@ def rules(graph: fx.Graph) -> Decompositions:
     }
 
 
-def _packed_rules(graph: fx.Graph) -> Decompositions:
+def _packed_rules(graph: fx.Graph) -> Kernels:
     """Let packed weights be read together with any layout of the other operand."""
     if not is_packed(graph):
         return {}
     register()
-    return {PRODUCT: PRODUCT, CONVOLUTION: CONVOLUTION}
+    return {PRODUCT: Kernel(PRODUCT), CONVOLUTION: Kernel(CONVOLUTION)}
 
 
 def compile_graph(
@@ -227,8 +231,8 @@ def _compile(
     if sources is not None:
         stand_ins = {**stand_ins, "load_pybinding_async": chains.collecting(sources)}
     with private.settings(settings), private.standing_in(stand_ins):
-        decompositions = {**private.select_decomp_table(), **_OURS}
-        lowered = lower(module, places, inputs, rules(module.graph), decompositions)
+        table = {**private.select_decomp_table(), **decompositions(CORRECTIONS)}
+        lowered = lower(module, places, inputs, rules(module.graph), table)
         tracing = private.tracing(private.TracingContext(mode))
         with tracing, torch.no_grad():
             joint_graph_passes = private.optional("joint_graph_passes")
@@ -252,42 +256,3 @@ def _compile(
 def _rewrite(graph: fx.Graph) -> None:
     choose_library(graph)
     place_writes(graph)
-
-
-def _add(first: torch.Tensor, second: torch.Tensor, *, alpha: complex = 1) -> Any:
-    """Compute without ``addmm``, because torch 2.13 makes it from ``add(x, mm(a, b), alpha=f)`` and
-    forgets the factor.
-    """
-    return NotImplemented if alpha == 1 else first + second * alpha
-
-
-def _select(tensor: torch.Tensor, dim: int, index: int) -> torch.Tensor:
-    """Select a slice for a loop. Torch's compiler has no code for the original operator, which
-    would be a slow call with a line in the log.
-    """
-    return tensor.select(dim, index).clone()
-
-
-def _put(
-    tensor: torch.Tensor,
-    indices: Sequence[torch.Tensor | None],
-    values: torch.Tensor,
-    accumulate: bool = False,
-) -> Any:
-    """Copy expanded tensors first. Torch 2.13 writes to them in place, although all rows
-    share memory.
-    """
-    lies = zip(tensor.shape, tensor.stride(), strict=True)
-    if all(stride or size == 1 for size, stride in lies):
-        return NotImplemented
-    return aten.index_put.default(tensor.contiguous(), indices, values, accumulate)
-
-
-# Kernels that compiled code calls may not know that a tensor is a lazy conjugate of its memory.
-_OURS: Mapping[Any, Any] = {
-    aten.add.Tensor: _add,
-    aten.index_put.default: _put,
-    aten.select_copy.int: _select,
-    aten._conj.default: aten.conj_physical.default,
-    aten._neg_view.default: aten.neg.default,
-}

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
 
+from .kernels import Kernel, Kernels
 from .libraries import LARGE_PRODUCT, LARGE_WEIGHT, SMALLEST
 from .windows import (
     LEAST_INNERMOST,
@@ -28,7 +29,8 @@ _GATHERED, _FEW_GATHERED = 8 << 20, 5 << 17
 
 
 class Convolutions:
-    """The rules for the convolutions of one graph, by operator.
+    """The kernels for the convolutions of one graph. They apply to all: what they do not compute as
+    products, they hand to the library in the layout that it reads fastest.
 
     oneDNN works on blocks of 16 channels. With very few channels, most of a block is padding, and
     each call repacks its operands. A product of the weights with the gathered windows wastes
@@ -53,10 +55,10 @@ class Convolutions:
         )
 
     @property
-    def rules(self) -> dict[Any, Callable[..., Any]]:
+    def kernels(self) -> Kernels:
         return {
-            aten.convolution.default: self.convolution,
-            aten.convolution_backward.default: self.convolution_backward,
+            aten.convolution.default: Kernel(self.convolution),
+            aten.convolution_backward.default: Kernel(self.convolution_backward),
         }
 
     def gathered(

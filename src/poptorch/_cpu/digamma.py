@@ -7,19 +7,19 @@ one. Likelihoods of counts spend most of a step there. 256,000 numbers take 0.9 
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
+
+from .kernels import when
 
 _STEPS = 10  # the largest number that torch takes
 # Bernoulli numbers over 2 n, for n from 7 to 1: M. Abramowitz, I. Stegun, 6.3.18.
 _SERIES = (1 / 12, -691 / 32760, 1 / 132, -1 / 240, 1 / 252, -1 / 120, 1 / 12)
 
 
-def digamma(x: torch.Tensor) -> Any:
+@when(torch.is_floating_point)
+def digamma(x: torch.Tensor) -> torch.Tensor:
     """Use the recurrence up to where the asymptotic series holds, and reflection below zero."""
-    if not x.is_floating_point():
-        return NotImplemented
     positive = torch.where(x < 0, 1 - x, x)
     result = -1 / positive
     for step in range(1, _STEPS):

@@ -20,6 +20,7 @@ from .._ir.graph import graph_module
 from .._ir.operators import Operator, is_pointwise, reachable
 from .._ir.symbolic import hint, same_strides
 from ..backends.prepare import write_last
+from .kernels import Kernels
 
 aten = torch.ops.aten
 Decompositions = Mapping[Any, Callable[..., Any]]
@@ -34,14 +35,13 @@ def lower(
     module: fx.GraphModule,
     places: Sequence[int],
     inputs: Sequence[torch.Tensor],
-    rules: Decompositions,
+    rules: Kernels,
     decompositions: Decompositions,
 ) -> fx.GraphModule:
     """Rewrite a graph in the operators of the code generator, with all writes at its end.
 
     ``rules``: for an operator of the graph, a faster way to compute it, with any strides.
-    ``decompositions``: for an operator anywhere, how others compute it. Functions of both may
-    return ``NotImplemented``.
+    ``decompositions``: for an operator anywhere, how others compute it, in torch's form.
     """
     replay = OrderedReplay(module, rules)
     is_symbolic = any(isinstance(size, torch.SymInt) for each in inputs for size in each.shape)
@@ -156,7 +156,7 @@ def memory_order(value: torch.Tensor) -> tuple[int, ...] | None:
 
 
 class OrderedReplay(fx.Interpreter):
-    def __init__(self, module: fx.GraphModule, rules: Mapping[Any, Callable[..., Any]]) -> None:
+    def __init__(self, module: fx.GraphModule, rules: Kernels) -> None:
         super().__init__(module)
         self._rules = rules
 
@@ -164,10 +164,9 @@ class OrderedReplay(fx.Interpreter):
         if n.op != "call_function" or not isinstance(n.target, Operator):
             return super().run_node(n)
         args, kwargs = self.fetch_args_kwargs_from_env(n)
-        if n.target in self._rules:
-            result = self._rules[n.target](*args, **kwargs)
-            if result is not NotImplemented:
-                return result
+        kernel = self._rules.get(n.target)
+        if kernel is not None and kernel.applies(*args, **kwargs):
+            return kernel.compute(*args, **kwargs)
         if n.target in _VIEWS:
             return aten.reshape.default(*args)
         if _is_pointwise(n.target, kwargs):

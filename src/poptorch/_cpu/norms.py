@@ -11,15 +11,19 @@ from typing import Any
 
 import torch
 
+from .kernels import when
 from .lowering import memory_order
 from .windows import LEAST_INNERMOST, batch_first, batch_last, stored
 
 
-def _grouped(x: torch.Tensor, groups: int) -> torch.Tensor | None:
-    """Return (group, channel in it, space, batch); None if the batch is not innermost."""
+def _has_the_batch_innermost(x: torch.Tensor, *_: Any) -> bool:
+    """Return whether vectors are filled by the batch. Torch sums narrower types in float32."""
     lies = memory_order(x) == (*range(1, x.dim()), 0)
-    if not lies or x.shape[0] < LEAST_INNERMOST or x.dtype != torch.float32:
-        return None
+    return lies and x.shape[0] >= LEAST_INNERMOST and x.dtype == torch.float32
+
+
+def _grouped(x: torch.Tensor, groups: int) -> torch.Tensor:
+    """Reshape (batch, channel, *space) to (group, channel in it, space, batch)."""
     return batch_last(x).reshape(groups, x.shape[1] // groups, -1, x.shape[0])
 
 
@@ -28,6 +32,7 @@ def _spread(value: torch.Tensor | None, groups: int) -> Any:
     return None if value is None else value.view(groups, -1, 1, 1)
 
 
+@when(_has_the_batch_innermost)
 def group_norm(
     x: torch.Tensor,
     weight: torch.Tensor | None,
@@ -39,8 +44,6 @@ def group_norm(
     eps: float,
 ) -> Any:
     own = _grouped(x, groups)
-    if own is None:
-        return NotImplemented
     own = stored(own, *own.shape)
     mean = own.mean((1, 2))
     variance = (own - mean[:, None, None]).square().mean((1, 2))
@@ -54,6 +57,7 @@ def group_norm(
     return y, mean.t(), rstd.t()
 
 
+@when(lambda grad, *operands: _has_the_batch_innermost(*operands))
 def group_norm_backward(
     grad: torch.Tensor,
     x: torch.Tensor,
@@ -67,8 +71,6 @@ def group_norm_backward(
     wanted: list[bool],
 ) -> Any:
     own = _grouped(x, groups)
-    if own is None:
-        return NotImplemented
     mean, rstd = (each.reshape(rows, groups).t() for each in (mean, rstd))
     grad = stored(batch_last(grad), *own.shape)
     products, sums = (grad * own).sum(2), grad.sum(2)  # (group, channel in it, batch)

@@ -22,7 +22,7 @@ from torch import fx
 
 from .._base import interrupts, private, timing
 from .._base.resources import IDLE, Cores
-from . import headers, kernels
+from . import headers, joint_kernels
 from .toolchain import has_vectors
 
 aten = torch.ops.aten
@@ -68,7 +68,7 @@ def stand_ins() -> Mapping[str, Callable[..., Any]]:
         "try_loop_split": split_if_alike,
         "write_entry_point_signature": _entry,
         "worker_compile_cpp": build,
-        "cpp_pybinding": kernels.together(),
+        "cpp_pybinding": joint_kernels.together(),
         "get_torch_related_args": _paths,
     }
     if has_vectors():  # torch also asks the processor, and then tries it out in a library

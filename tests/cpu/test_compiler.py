@@ -1,0 +1,40 @@
+"""A graph is compiled also if what only saves time fails."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import poptorch
+from helpers.wrapping import normal, options
+from poptorch._compile import cache, tiers
+from poptorch._cpu import compiler
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def in_this_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No core is idle for another process, and no compiled code is cached."""
+    monkeypatch.setattr(tiers._cores, "idle", lambda: 0.0)
+    monkeypatch.setattr(cache, "_loaded", {})
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_code_is_compiled_without_a_shortcut_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is the matter with it, the second attempt does as torch does."""
+    attempts: list[object] = []
+
+    def broken(graph: object) -> None:
+        attempts.append(graph)
+        raise AttributeError("torch has changed")
+
+    monkeypatch.setattr(compiler, "choose_library", broken)
+    net, x = torch.nn.Sequential(torch.nn.Linear(4, 20), torch.nn.GELU()), normal(3, 4)
+    model = poptorch.inferenceModel(net, options().backend("optimise"))
+
+    torch.testing.assert_close(model(x), net(x))
+
+    assert model._executable.report().backend == "inductor"
+    assert len(attempts) == 1

@@ -1,0 +1,53 @@
+"""Compiled graphs compute what traced graphs do, also where torch's compiler alone would not."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from helpers.compiled_graphs import Tensors, check
+
+pytestmark = pytest.mark.slow
+
+
+def dropping(w: torch.Tensor, momentum: torch.Tensor, x: torch.Tensor) -> tuple[Tensors, Tensors]:
+    """A training step with state and random numbers; a result has other strides."""
+    leaf = w.detach().requires_grad_()
+    out = F.dropout(x @ leaf, 0.5)
+    (grad,) = torch.autograd.grad(F.cross_entropy(out, torch.zeros_like(out[:, 0]).long()), leaf)
+    new = momentum * 0.9 + grad
+    return [out.detach(), out.detach().t()], [w - 0.1 * new, new]
+
+
+def norm(
+    w: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor, x: torch.Tensor
+) -> tuple[Tensors, Tensors]:
+    """A dropout's mask is written and read in loops; torch 2.13's ``addmm`` drops ``alpha``."""
+    leaves = [value.detach().requires_grad_() for value in (w, scale, shift)]
+    normal = F.batch_norm(x @ leaves[0], None, None, *leaves[1:], training=True)
+    loss = (F.dropout(F.relu(normal), 0.3) @ leaves[0]).square().mean()
+    gradients = torch.autograd.grad(loss, leaves)
+    added = torch.add(x, torch.mm(x * 2, w), alpha=0.5)  # a product with one user
+    return [loss.detach(), added], [w - 0.1 * g for w, g in zip(leaves, gradients, strict=True)]
+
+
+@pytest.mark.long
+def test_a_step_with_dropout_momentum_and_a_transposed_result_is_as_traced() -> None:
+    check(dropping, [torch.randn(shape) * 0.3 for shape in [(6, 3), (6, 3), (4, 6)]])
+
+
+def test_a_step_with_a_norm_dropout_and_a_scaled_product_is_as_traced() -> None:
+    check(norm, [torch.randn(shape) * 0.3 for shape in [(4, 4), (4,), (4,), (8, 4)]])
+
+
+@pytest.mark.filterwarnings("ignore:Torchinductor does not support code generation for complex")
+def test_lazy_conjugates_have_values_of_their_own() -> None:
+    """Kernels that compiled code calls directly take a lazy conjugate's memory for its values."""
+
+    def step(x: torch.Tensor, weight: torch.Tensor) -> tuple[Tensors, Tensors]:
+        few_modes = torch.fft.rfft(x)[..., :3].permute(0, 3, 1, 2)
+        across = few_modes.permute(0, 1, 3, 2).conj().permute(1, 0, 3, 2)
+        product = across.reshape(12, 6, 2) @ torch.view_as_complex(weight)
+        return [torch.view_as_real(product), across.imag.sum()], []
+
+    torch.manual_seed(0)
+    check(step, [torch.randn(4, 2, 6, 16), torch.randn(12, 2, 5, 2)])

@@ -1,0 +1,78 @@
+"""State is updated as early as possible, and never before its old value was read."""
+
+import pytest
+import torch
+from torch import fx
+
+from helpers.compiled_graphs import Step, Tensors, check, graph
+from poptorch._cpu.lowering import fakes, lower
+from poptorch._cpu.writes import place_writes
+
+aten = torch.ops.aten
+
+
+def reading(w: torch.Tensor, x: torch.Tensor, through_view: bool = True) -> tuple[Tensors, Tensors]:
+    """The new value is there at once; the old one is read by the last product."""
+    old = w.t() if through_view else w
+    hidden = x @ x
+    for _ in range(3):
+        hidden = hidden @ x
+    return [hidden @ old], [w * 2.0 + 1.0]
+
+
+def lowered(step: Step, tensors: Tensors) -> fx.Graph:
+    return lower(*graph(step, tensors), fakes(tensors)[1], {}, {}).graph
+
+
+def placed(step: Step, tensors: Tensors) -> list[object]:
+    """Return the targets of a graph in their order after writes were placed."""
+    found = lowered(step, tensors)
+    place_writes(found)
+    return [node.target for node in found.nodes]
+
+
+def matrices(count: int) -> Tensors:
+    return [torch.randn(4, 4) * 0.3 for _ in range(count)]
+
+
+@pytest.mark.parametrize("through_view", [False, True])
+def test_a_write_follows_the_last_reader_of_the_old_value(through_view: bool) -> None:
+    targets = placed(lambda w, x: reading(w, x, through_view), matrices(2))
+
+    last = max(i for i, target in enumerate(targets) if target is aten.mm.default)
+    assert targets.index(aten.copy_.default) > last
+
+
+def test_a_weight_is_updated_before_the_gradient_of_the_next() -> None:
+    targets = placed(lambda w, v, x: ([], [w - x @ w, v - x @ v]), matrices(3))
+
+    heavy = [target for target in targets if target in (aten.mm.default, aten.copy_.default)]
+    assert heavy == [aten.mm.default, aten.copy_.default] * 2
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        pytest.param(lambda a: ([a + 1], [a * 2]), id="no product"),
+        pytest.param(lambda a: ([a @ a], []), id="no write"),
+        pytest.param(lambda a: ([], [a + 1]), id="no result"),
+    ],
+)
+def test_graphs_without_products_or_writes_are_left_in_their_order(step: Step) -> None:
+    before = [node.target for node in lowered(step, matrices(1)).nodes]
+    assert placed(step, matrices(1)) == before
+
+
+def test_writes_that_were_placed_stay_where_they_are() -> None:
+    found = lowered(reading, matrices(2))
+    place_writes(found)
+    before = [node.target for node in found.nodes]
+
+    place_writes(found)
+
+    assert [node.target for node in found.nodes] == before
+
+
+@pytest.mark.long
+def test_compiled_code_reads_old_values_before_it_writes() -> None:
+    check(reading, matrices(2))
