@@ -1,9 +1,9 @@
-"""Writes docs/behaviours.md: what tests cite by number, a sentence each, with these tests.
+"""Write docs/behaviours.md: a numbered list of behaviours, each with the tests that show it.
 
-python scripts/behaviours_page.py
+Usage: python scripts/behaviours_page.py
 
-The sentences are in docs/behaviours.toml, the citations (``@pytest.mark.spec("data", 3)``) in the
-tests.
+The sentences come from docs/behaviours.toml. Tests cite them by number, with
+``@pytest.mark.spec("data", 3)``.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ PAGE = ROOT / "docs" / "behaviours.md"
 HEAD = """\
 # Behaviours that tests show
 
-What scripts depend on, as the public PopTorch documents and programs have it, a sentence for each.
-A test that shows one cites its number, `@pytest.mark.spec("data", 3)`, and is linked here; where
-PopTorch for IPUs differs on purpose, [differences.md](differences.md) says so.
+This page lists the behaviours of PopTorch that scripts depend on, according to its public documents
+and to published programs. After each sentence follow links to the tests that show the behaviour.
+These tests cite its number: `@pytest.mark.spec("data", 3)`. If this library intentionally differs
+from PopTorch for IPUs, [differences.md](differences.md) says so.
 
-This page is made from [behaviours.toml](behaviours.toml) and the tests by
-`scripts/behaviours_page.py`.
+`scripts/behaviours_page.py` creates this page from [behaviours.toml](behaviours.toml) and the tests.
 """
 
 Cited = tuple[str, int]  # chapter, number
 
 
 def marks(node: ast.AST) -> Iterator[Cited]:
-    """Yield what calls of ``pytest.mark.spec`` below a node cite."""
+    """Yield the behaviours that calls of ``pytest.mark.spec`` in a node cite."""
     for call in ast.walk(node):
         if isinstance(call, ast.Call) and ast.unparse(call.func) == "pytest.mark.spec":
             chapter, *numbers = (ast.literal_eval(argument) for argument in call.args)
@@ -52,11 +52,11 @@ def citations(folder: Path) -> dict[Cited, list[tuple[Path, str]]]:
 
 
 def page(table: Path = TABLE, folder: Path = ROOT / "tests") -> str:
-    """Return the page as it should be.
+    """Return the text of the page.
 
     Raises:
-        ValueError: a test cites what the table lacks, nothing cites a number and no reason is
-            given, or one is given in vain.
+        ValueError: a test cites a number that is not in the table, a number has neither a citation
+            nor a reason, or a number with a reason is cited or unknown.
     """
     chapters = tomllib.loads(table.read_text())
     reasons = {

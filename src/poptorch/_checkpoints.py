@@ -89,7 +89,10 @@ class Checkpoints:
         **stateful: Any,
     ) -> None:
         if executor._optimizer is None:
-            raise AssertionFailure("Checkpoints need a model that is wrapped for training")
+            raise AssertionFailure(
+                "Checkpoints need a model that is wrapped for training",
+                fix="pass an executor that poptorch.trainingModel returned",
+            )
         if keep < 1:
             raise AssertionFailure(
                 "At least one checkpoint must be kept",
@@ -161,6 +164,10 @@ class Checkpoints:
                 got=(
                     f"{', '.join(sorted(unknown))} exists only in the checkpoint or only "
                     "among the arguments"
+                ),
+                fix=(
+                    "pass the same keyword arguments to Checkpoints as in the run that saved the "
+                    "checkpoint"
                 ),
             )
         self._fill(saved, facts)
@@ -304,6 +311,7 @@ class Checkpoints:
             raise Error(
                 "The processes of this job save checkpoints of different steps",
                 got="; ".join(f"process {i}: step {step}" for i, step in enumerate(steps)),
+                fix="call save() after the same number of steps in every process",
             )
         folder = self._folder.unfinished(self.step)
         own = self._files(folder)

@@ -534,7 +534,7 @@ def _check(options: Any, dataset: Any, async_options: dict[str, Any] | None) -> 
         raise InvalidType("DataLoader takes a data set", got="options only", fix=_CALL)
     if isinstance(dataset, Iterator) and not hasattr(type(dataset), "__getitem__"):
         raise InvalidType(
-            "A data set can be read again in each epoch",
+            "A data set must be readable again in each epoch",
             got=f"a {type(dataset).__name__}, which can be read once",
             fix=(
                 "pass a list: DataLoader(options, list(samples))",

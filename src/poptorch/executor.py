@@ -402,12 +402,15 @@ class PoplarExecutor:
             poptorch.Error: not compiled, or the progress bar is disabled.
         """
         if not self.isCompiled():
-            raise Error("Please compile the model before asking for its compilation time")
+            raise Error(
+                "Please compile the model before asking for its compilation time",
+                fix="call the model, or its compile() method, with example inputs first",
+            )
         elapsed = self._options._progress_bar.elapsed
         if not self._options._show_compilation_progress_bar or elapsed is None:
             raise Error(
                 "The compilation time is measured by the progress bar, which is off",
-                fix="options.showCompilationProgressBar(True)",
+                fix="call options.showCompilationProgressBar(True) before you wrap the model",
             )
         return elapsed
 
@@ -418,9 +421,15 @@ class PoplarExecutor:
             poptorch.Error: ``options.logCycleCount`` is off, or the model has not run.
         """
         if not self._options._Popart.options.get("instrumentWithHardwareCycleCounter", False):
-            raise Error("Cycle count logging is disabled", fix="options.logCycleCount(True)")
+            raise Error(
+                "Cycle count logging is disabled",
+                fix="call options.logCycleCount(True) before you wrap the model",
+            )
         if self._session.last is None:
-            raise Error("Please run the model at least once before asking for its cycle count")
+            raise Error(
+                "Please run the model at least once before asking for its cycle count",
+                fix="call the model with a batch first",
+            )
         with self._session.lock():
             return self._session.reports.cycles(self._session.now)
 
@@ -455,7 +464,10 @@ class PoplarExecutor:
         """
         session, optimizer = self._session, self._session.optimizer
         if not self.isCompiled():
-            raise AssertionFailure("Tensor names are known once the model is compiled")
+            raise AssertionFailure(
+                "Tensor names are known once the model is compiled",
+                fix="call the model, or its compile() method, with example inputs first",
+            )
         return session.now.tensor_names() + (optimizer.names() if optimizer is not None else [])
 
     def getAnchoredTensor(self, short_name: str) -> torch.Tensor:

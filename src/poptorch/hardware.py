@@ -17,7 +17,9 @@ def ipuHardwareIsAvailable(num_ipus: int = 1) -> bool:
     """
     if not isinstance(num_ipus, int) or isinstance(num_ipus, bool):
         raise InvalidType(
-            "The argument of ipuHardwareIsAvailable must be a number of IPUs", got=repr(num_ipus)
+            "The argument of ipuHardwareIsAvailable must be a number of IPUs",
+            got=repr(num_ipus),
+            fix="pass an int, such as poptorch.ipuHardwareIsAvailable(4)",
         )
     _, is_simulated = model_from_environment()
     if is_simulated:

@@ -194,7 +194,11 @@ def _options_of(saved: files.Saved) -> Options:
         with contextlib.suppress(Error):  # compiling reports conditions that are not met
             freeze(options, training=saved.algorithm is not None)
     except Exception as error:  # setters raise errors of many types
-        raise InvalidFile("Invalid file", got=f"{saved.path}, its options: {error}") from error
+        raise InvalidFile(
+            "Invalid file",
+            got=f"{saved.path}, its options: {error}",
+            fix="load it with the version of poptorch that saved it, or save the model again",
+        ) from error
     options.deleteIfExists("ipu_version")
     # for example, because it was compiled without a device
     if options.connection_type == ConnectionType.Never:

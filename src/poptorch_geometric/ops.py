@@ -181,6 +181,7 @@ def _points(x: torch.Tensor, batch: torch.Tensor | None) -> torch.Tensor:
         raise AssertionFailure(
             "Every point needs the index of its example",
             got=f"{len(x)} points, but {len(batch)} indices",
+            fix="pass one index for each point, for example the batch of a collated Data object",
         )
     return x.detach() if x.is_floating_point() else x.float()
 
@@ -198,6 +199,7 @@ def _distances(
         raise AssertionFailure(
             "All points must have the same number of coordinates",
             got=f"shapes {tuple(x.shape)} and {tuple(y.shape)}",
+            fix="pass two tensors of shape (points, coordinates)",
         )
     if cosine:
         x, y = (torch.nn.functional.normalize(points, dim=1) for points in (x, y))
@@ -234,7 +236,9 @@ def _nearest(distances: torch.Tensor, k: int) -> torch.Tensor:
 
 def _edges(pairs: torch.Tensor, flow: str) -> torch.Tensor:
     if flow not in FLOWS:
-        raise AssertionFailure("Unknown flow", got=repr(flow), fix=" or ".join(map(repr, FLOWS)))
+        raise AssertionFailure(
+            "Unknown flow", got=repr(flow), fix=f"use {' or '.join(map(repr, FLOWS))}"
+        )
     return pairs.flip(0) if flow == "source_to_target" else pairs
 
 

@@ -150,7 +150,7 @@ class FixedSizeDataLoader(Plain):
             raise Unsupported(
                 "Unknown fixed_size_strategy",
                 got=repr(fixed_size_strategy),
-                fix=" or ".join(map(str, FixedSizeStrategy)),
+                fix=f"use {' or '.join(map(str, FixedSizeStrategy))}",
             )
         cut: dict[str, Any] = {"batch_size": batch_size - 1, "shuffle": shuffle}
         if sampler is not None:

@@ -47,12 +47,20 @@ class StreamPackingSampler(torch.utils.data.Sampler[list[int]]):
         allow_skip_data: bool = False,
     ) -> None:
         if max_num_graphs is None or max_num_graphs < 1:
-            raise InvalidValue("max_num_graphs must be at least 1", got=repr(max_num_graphs))
+            raise InvalidValue(
+                "max_num_graphs must be at least 1",
+                got=repr(max_num_graphs),
+                fix="pass the number of graphs of a micro-batch",
+            )
         self.data_source, self.max_num_graphs = data_source, max_num_graphs
         if base_sampler is None:
             base_sampler = torch.utils.data.SequentialSampler(data_source)
         if len(base_sampler) == 0:
-            raise InvalidValue("base_sampler has no samples", got=repr(base_sampler))
+            raise InvalidValue(
+                "base_sampler has no samples",
+                got=repr(base_sampler),
+                fix="add at least one graph to the data set, or pass another base_sampler",
+            )
         self.base_sampler = base_sampler
         if max_num_nodes is None:
             max_num_nodes = max_num_graphs * _largest(data_source, _graphs.node_counts)
@@ -141,7 +149,11 @@ def _room(limit: Limit, taken: Mapping[Any, int]) -> int:
     if isinstance(limit, Mapping):
         for kind, count in taken.items():
             if kind not in limit:
-                raise Error(f"There is no limit for type {kind!r}", got=f"limits for {list(limit)}")
+                raise Error(
+                    f"There is no limit for type {kind!r}",
+                    got=f"limits for {list(limit)}",
+                    fix=f"add an entry for {kind!r} to the limits, or pass one int for all types",
+                )
             if count > limit[kind]:
                 return -1
     return _graphs.total(limit) - sum(taken.values())

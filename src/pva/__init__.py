@@ -350,7 +350,11 @@ def openTrace(path: str | os.PathLike[str]) -> Trace:
     try:
         rows = json.loads(archive.read_text(path))["traceEvents"]
     except (Error, OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise Error("There is no trace to open", got=f"{os.fspath(path)}: {error}") from None
+        raise Error(
+            "There is no trace to open",
+            got=f"{os.fspath(path)}: {error}",
+            fix="pass a JSON file with traceEvents, for example one written by torch.profiler",
+        ) from None
     lanes: dict[tuple[int, int], list[dict[str, Any]]] = {}
     for row in rows:
         if row.get("ph") == "X":

@@ -149,7 +149,7 @@ ROWS: list[tuple[Any, ...]] = [
     (Error, "y must be a torch", nearest, ONE, 1.0),
     (Error, "list of ints or a tensor", nearest, ROW, ROW, "01", [0, 1]),
     (ValueError, "at most 2 dimensions", nearest, torch.ones(1, 1, 1), ONE),
-    (ValueError, "as many features", nearest, torch.ones(1, 2), torch.ones(1, 3)),
+    (ValueError, "the same number of features", nearest, torch.ones(1, 2), torch.ones(1, 3)),
     (ValueError, "one entry per row", nearest, ROW, ROW, [0], [0, 1]),
     (ValueError, "must be sorted", nearest, ROW, ROW, [1, 0], [0, 1]),
     (ValueError, "occur in both", nearest, ROW, ROW, [0, 0], [0, 1]),

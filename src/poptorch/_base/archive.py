@@ -21,13 +21,14 @@ FORMAT = 3
 HEADER = "header.json"
 LARGEST_LIST = 4 << 20  # bytes of a file's list of parts, enough for some ten thousand parts
 LARGEST_JSON = 64 << 20  # bytes; as Python values, JSON needs up to twenty times as much
+_REPLACE = "use an undamaged copy of the file, or save it again with this version of poptorch"
 
 
 class InvalidFile(AssertionFailure):
     """A file that is damaged, incomplete, or was not written by this library."""
 
 
-def refuse(path: str | os.PathLike[str], why: str, fix: str | None = None) -> NoReturn:
+def refuse(path: str | os.PathLike[str], why: str, fix: str = _REPLACE) -> NoReturn:
     raise InvalidFile("Invalid file", got=f"{os.fspath(path)}: {why}", fix=fix)
 
 

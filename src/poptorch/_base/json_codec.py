@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch.fx.immutable_collections import immutable_dict, immutable_list
@@ -27,6 +27,14 @@ _OF_TORCH: Mapping[str, type] = {
 
 class Unreadable(AssertionFailure):
     """The JSON names something that this library or torch does not have."""
+
+
+def _refuse(got: str) -> NoReturn:
+    raise Unreadable(
+        "The saved data contain something that this version of poptorch or torch does not have",
+        got=got,
+        fix="use the versions of poptorch and torch that saved them, or save them again",
+    )
 
 
 def encode(value: Any, special: Callable[[Any], Json] = lambda value: None) -> Json:
@@ -99,21 +107,21 @@ def decode(
             name, member = content
             kind: Any = classes.get(name, object)
             if not issubclass(kind, enum.Enum) or member not in kind.__members__:
-                raise Unreadable(f"There is no {name}.{member}")
+                _refuse(f"the value {name}.{member}")
             return kind[member]
         case "value":
             name, fields = content
             kind = classes.get(name, object)
             if not dataclasses.is_dataclass(kind):
-                raise Unreadable(f"There is no {name}")
+                _refuse(f"the class {name}")
             if unknown := fields.keys() - {field.name for field in dataclasses.fields(kind)}:
-                raise Unreadable(f"{name} has no {', '.join(sorted(unknown))}")
+                _refuse(f"the fields {', '.join(sorted(unknown))} of the class {name}")
             return classes[name](**{key: inner(item) for key, item in fields.items()})
     if form in _OF_TORCH:
         value = getattr(torch, content, None)
         if not isinstance(value, _OF_TORCH[form]):
-            raise Unreadable(f"torch has no {form} {content}")
+            _refuse(f"the {form} {content} of torch")
         return value
     if form not in readers:
-        raise Unreadable(f"Unknown form {form!r}")
+        _refuse(f"a value of the kind {form!r}")
     return readers[form](content)

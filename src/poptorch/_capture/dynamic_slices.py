@@ -174,4 +174,6 @@ def _text(bound: Any) -> str:
 
 
 def _refuse(got: str, fix: str) -> NoReturn:
-    raise Error("An index with a position in a tensor cannot be compiled", got=got, fix=fix)
+    raise Error(
+        "This index, whose position is the value of a tensor, cannot be compiled", got=got, fix=fix
+    )

@@ -105,13 +105,13 @@ def check_overlap(draft: Draft) -> None:
         raise Error(
             "Overlapped IO is not supported with poptorch.PipelinedExecution",
             got="the default execution strategy; this rule also applies to a single device",
-            fix="options.setExecutionStrategy(poptorch.ShardedExecution())",
+            fix="use options.setExecutionStrategy(poptorch.ShardedExecution())",
         )
     if not spec.locations.io_tiles:
         raise Error(
             "No IO tiles allocated",
             got="overlapped inputs and outputs need separate IO tiles",
-            fix="options.TensorLocations.numIOTiles(32)",
+            fix="allocate tiles: options.TensorLocations.numIOTiles(32)",
         )
     if spec.output.mode not in (OutputMode.All, OutputMode.Sum):
         raise Error(

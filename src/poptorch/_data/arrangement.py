@@ -40,7 +40,9 @@ def arrange(
         ("rebatched_worker_size", rebatched_worker_size),
     ):
         if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
-            raise InvalidValue(f"{name} must be a positive integer", got=repr(size))
+            raise InvalidValue(
+                f"{name} must be a positive integer", got=repr(size), fix=f"for example {name}=16"
+            )
     asynchronous = mode is not DataLoaderMode.Sync
     if batch_size is None:
         return Arrangement(None, 1, 1, None, drop_last, 1, asynchronous, None, drop_last)
@@ -55,6 +57,7 @@ def arrange(
         raise AssertionFailure(
             "rebatched_worker_size must not be larger than the combined batch size",
             got=f"{rebatched_worker_size} > {combined} = {micro} (batch size) x {loops}",
+            fix=f"use at most {combined}, or omit rebatched_worker_size",
         )
     worker_batch = (rebatched_worker_size or combined) if rebatches else combined
     return Arrangement(
@@ -74,7 +77,11 @@ def check_switches(**switches: Any) -> None:
     """Refuse values other than True and False, because a text such as "no" would count as True."""
     for name, value in switches.items():
         if value is not None and value not in (False, True):
-            raise InvalidType(f"{name} must be True or False", got=repr(value))
+            raise InvalidType(
+                f"{name} must be True or False",
+                got=repr(value),
+                fix=f"pass {name}=True or {name}=False",
+            )
 
 
 def check_accessor(buffer_size: Any, miss_sleep_time_in_ms: Any, rebatched_size: Any) -> None:
@@ -84,7 +91,11 @@ def check_accessor(buffer_size: Any, miss_sleep_time_in_ms: Any, rebatched_size:
         ("rebatched_size", rebatched_size, 2, int),
     ):
         if value is not None and (not isinstance(value, kind) or value < least):
-            raise AssertionFailure(f"{name} must be at least {least}", got=repr(value))
+            raise AssertionFailure(
+                f"{name} must be at least {least}",
+                got=repr(value),
+                fix=f"pass {name}={least} or more",
+            )
 
 
 def check_sources(

@@ -18,7 +18,9 @@ from .worker import Settings
 
 _CHECK_SECONDS = 0.2  # interval at which a killed worker is noticed
 _GUARD = 'put the training code under the guard: if __name__ == "__main__":'
-_TRAVEL = "data set, collate_fn and worker_init_fn must be picklable and importable"
+_DATA_SET = "correct the line of the data set at the end of this traceback"
+_SYNC = "to see the error of the data set in this process, use DataLoaderMode.Sync"
+_TRAVEL = "make sure that the data set, collate_fn and worker_init_fn can be pickled and imported"
 _FORK = "or use fork: async_options={'sharing_strategy': poptorch.SharingStrategy.Fork}"
 _NEGLIGIBLE = 0.05  # share of waiting below which loading does not limit a run
 
@@ -148,7 +150,14 @@ class Consumer:
 
     def _failed(self) -> Error:
         assert self._last is not None
-        return AssertionFailure("An error occurred in the data fetcher", got=self._last.text)
+        return AssertionFailure(
+            "An error occurred in the data fetcher",
+            got=self._last.text,
+            fix=(
+                "correct the line of the data set at the end of this traceback; to debug it in "
+                "this process, use DataLoaderMode.Sync"
+            ),
+        )
 
     def _announcement(self) -> tuple[ring.Form, list[ring.Tensors]]:
         message = self._message()
@@ -158,11 +167,11 @@ class Consumer:
             raise _not_started(message.text, _GUARD, _TRAVEL, _FORK)
         # the data set had arrived, so its traceback explains everything
         if message.kind is not MessageKind.READY:
-            raise _not_started(message.text, *(() if message.slot else (_TRAVEL, _FORK)))
+            raise _not_started(message.text, *((_DATA_SET,) if message.slot else (_TRAVEL, _FORK)))
         try:
             file = self._process.channel.receive_file()
         except EOFError:
-            raise _not_started(self._process.describe_end()) from None
+            raise _not_started(self._process.describe_end(), _SYNC) from None
         try:
             return ring.attach(file, message.rows)
         finally:

@@ -45,11 +45,13 @@ class Form:
             raise AssertionFailure(
                 "All elements of the data set must be of the same kind",
                 got=f"{_name(type(element))} after {_name(self.kind)}",
+                fix=f"return a {_name(self.kind)} for every index of the data set",
             )
         if set(keys) != set(self.keys):
             raise AssertionFailure(
                 "All elements of the data set must have the same keys",
                 got=f"{list(keys)} after {list(self.keys)}",
+                fix="return a dict with the keys of the first element for every index",
             )
         if kind is dict:
             tensors = [element[key] for key in self.keys]

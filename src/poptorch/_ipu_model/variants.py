@@ -158,7 +158,7 @@ def check(vary: Mapping[str, Sequence[Any]], training: bool) -> None:
         possible, fix = SETTINGS[name]
         for value in values:
             if not possible(value):
-                raise Error(f"{name} has an invalid value", got=repr(value), fix=fix)
+                raise Error(f"{name} has an invalid value", got=repr(value), fix=f"use {fix}")
     if "accumulation" in vary and not training:
         raise Error(
             "Inference has no gradient accumulation that could be varied",

@@ -128,6 +128,10 @@ def _decode_nodes(data: list[Json]) -> fx.GraphModule:
         elif operation == "output":
             nodes.append(graph.output(*args))
         else:
-            raise Unreadable(f"Unknown kind of node {operation!r}")
+            raise Unreadable(
+                "The saved program contains a node of an unknown kind",
+                got=repr(operation),
+                fix="load it with the version of poptorch that saved it, or compile again",
+            )
     graph.lint()
     return graph_module(attributes, graph)

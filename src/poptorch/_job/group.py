@@ -46,6 +46,10 @@ def join(index: int, count: int, patience: float) -> ProcessGroup:
                     f"rank {dist.get_rank()} of {dist.get_world_size()} in torch.distributed, "
                     f"{index} of {count} in options.Distributed"
                 ),
+                fix=(
+                    "call options.Distributed.configureProcessId(rank, world_size) with the values "
+                    "of torch.distributed"
+                ),
             )
         _group = ProcessGroup(index, count, patience)
         _group.connect()
@@ -298,6 +302,7 @@ class ProcessGroup:
                         "interrupted"
                     ),
                     got=f"{type(error).__name__} while they exchanged {what}",
+                    fix="start all processes of the job again",
                 )
                 self._pending = True
                 self._heartbeat.stop(

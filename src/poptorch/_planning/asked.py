@@ -217,7 +217,9 @@ def autoplace(
             fit. The model is unchanged then.
     """
     if not isinstance(num_ipus, int) or num_ipus < 1:
-        raise InvalidValue("num_ipus must be a positive integer", got=repr(num_ipus))
+        raise InvalidValue(
+            "num_ipus must be a positive integer", got=repr(num_ipus), fix="for example num_ipus=2"
+        )
     if memory_per_ipu is not None and system is not None:
         raise InvalidValue(
             "memory_per_ipu and system cannot be combined", got="memory_per_ipu and system",

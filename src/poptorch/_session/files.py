@@ -219,7 +219,11 @@ def _destination(filename: str | os.PathLike[str]) -> Path:
 def check_folder(path: Path) -> None:
     for parent in path.parents:
         if parent.exists() and not parent.is_dir():
-            raise AssertionFailure("Cannot save: a folder of the path is a file", got=str(parent))
+            raise AssertionFailure(
+                "Cannot save: a folder of the path is a file",
+                got=str(parent),
+                fix="choose another path, or rename this file",
+            )
 
 
 def shapes_of(model: nn.Module) -> dict[str, list[int]]:

@@ -41,7 +41,11 @@ def register_post_compile(hook: Hook) -> RemovableHandle:
 
 def _register(hook: Hook, hooks: OrderedDict[int, Hook]) -> RemovableHandle:
     if not callable(hook):
-        raise StateError("A compile hook must be callable", got=type(hook).__name__)
+        raise StateError(
+            "A compile hook must be callable",
+            got=type(hook).__name__,
+            fix="pass a function without parameters",
+        )
     handle = RemovableHandle(hooks)
     hooks[handle.id] = hook
     return handle

@@ -171,7 +171,19 @@ def resume(session: Session, saved: Saved, whole: bool) -> None:
     """
     spec = session.settings()
     if spec.training != (saved.algorithm is not None):
-        raise Error("Invalid file: it contains a program of the other kind, training or inference")
+        raise Error(
+            "Invalid file: it contains a program of the other kind, training or inference",
+            got=(
+                "a training program for an inference model"
+                if saved.algorithm is not None
+                else "an inference program for a training model"
+            ),
+            fix=(
+                "load it into a model wrapped with poptorch.trainingModel"
+                if saved.algorithm is not None
+                else "load it into a model wrapped with poptorch.inferenceModel"
+            ),
+        )
     if session.optimizer is not None:
         _check_algorithm(saved, session.optimizer.given)
     check_saved(

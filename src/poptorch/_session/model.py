@@ -155,7 +155,7 @@ class Model:
         replicas, spec = spec.loops.replicas, spec if share is None else share.spec(spec)
         if self.groupings and spec.loops.replicas < replicas:
             raise Error(
-                "Replicas with weights of their own do not allow a shorter batch",
+                "Replicas with different weights do not allow a shorter batch",
                 got=f"replicaGrouping of {', '.join(self.groupings)}, {replicas} replicas",
                 fix="pass as many rows as in the first call",
             )

@@ -86,7 +86,9 @@ class Randomness:
                 torch.Generator().set_state(state_words)
             except RuntimeError as error:
                 raise InvalidValue(
-                    "This is not a state of the device's random generator"
+                    "This is not a state of the device's random generator",
+                    got=str(error),
+                    fix="assign a value that rng_state returned earlier",
                 ) from error
         self._seed, self._chosen = numbers[0], True
         self.has_run = len(numbers) > 1

@@ -601,7 +601,11 @@ class Session:
         device.
         """
         if self.optimizer is None:
-            raise AssertionFailure("setOptimizer needs a model that is wrapped for training")
+            raise AssertionFailure(
+                "setOptimizer needs a model that is wrapped for training",
+                got="a model that is wrapped for inference",
+                fix="call setOptimizer of the executor that poptorch.trainingModel returned",
+            )
         paths = self.now.reading.paths if self.programs.all else {}
         # The user may have assigned other tensors.
         paths |= paths_of(_capture.tensors_of(self.model.module, values=False))

@@ -69,13 +69,16 @@ class GroupingRequest:
             raise InvalidValue(
                 f"The group size of parameter '{path}' must divide the replication factor",
                 got=f"groups of {size} for {replicas} replicas",
+                fix=f"choose a group size that divides {replicas}",
             )
         groups = replicas // size
         orthogonal = self.kind == CommGroupType.Orthogonal
         of_replica = tuple(r % groups if orthogonal else r // size for r in range(replicas))
         if host.dim() == 0:
             raise Error(
-                "Scalars cannot be passed as per-replica weights", got=f"parameter '{path}'"
+                "Scalars cannot be passed as per-replica weights",
+                got=f"parameter '{path}'",
+                fix=f"use a parameter of shape ({groups},): one value for each group of replicas",
             )
         if host.shape[0] not in (groups, replicas):
             raise Error(

@@ -475,7 +475,7 @@ def _changes_shared(place: Place, other: Place) -> Error:
     return Error(
         "The optimizer's step changes a tensor that is in several places",
         got=f"the tensor is {_in_words(place)}, and also {_in_words(other)}",
-        fix="give each group and each attribute a tensor of its own, for example lr.clone()",
+        fix="give each group and each attribute its own tensor, for example lr.clone()",
     )
 
 

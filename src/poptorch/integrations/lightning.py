@@ -37,6 +37,8 @@ _GRADIENT_HOOKS = (
     "configure_gradient_clipping",
 )  # fmt: skip
 _RANDOM = "poptorch_random_state"
+_CONVERT = "remove precision from the Trainer, and convert the module: module.half() or .bfloat16()"
+_AUTOMATIC = "remove self.automatic_optimization = False from the module"
 _log = logging.getLogger("poptorch::python")
 
 
@@ -90,17 +92,25 @@ class PopTorchStrategy(SingleDeviceStrategy):  # type: ignore[misc]
         """Check the settings of the Trainer and the module, and set up as the base class does."""
         super().setup(trainer)
         if self.precision_plugin.precision != "32-true":
-            _refuse("precision", self.precision_plugin.precision, "module.half() or bfloat16()")
+            _refuse("precision", self.precision_plugin.precision, _CONVERT)
         if trainer.state.fn != TrainerFn.FITTING:
             return
         if not self.lightning_module.automatic_optimization:
-            _refuse("automatic_optimization", False, "let the Trainer optimize")
+            _refuse("automatic_optimization", False, _AUTOMATIC)
         if len(self.optimizers) != 1:
-            _refuse("configure_optimizers", f"{len(self.optimizers)} optimizers", "return one")
+            _refuse(
+                "several or no optimizers",
+                f"{len(self.optimizers)} optimizers from configure_optimizers",
+                "return one optimizer from configure_optimizers",
+            )
         self._accumulate(trainer)
         if trainer.gradient_clip_val:
             if trainer.gradient_clip_algorithm == "value":
-                _refuse("gradient_clip_algorithm", "value", "gradient_clip_algorithm='norm'")
+                _refuse(
+                    "gradient_clip_algorithm",
+                    "value",
+                    "clip by the norm: Trainer(gradient_clip_algorithm='norm')",
+                )
             self.optimizers[0].max_grad_norm = trainer.gradient_clip_val
         for name in _GRADIENT_HOOKS:
             if is_overridden(name, self.lightning_module):
@@ -116,7 +126,7 @@ class PopTorchStrategy(SingleDeviceStrategy):  # type: ignore[misc]
             _refuse(
                 "another gradient accumulation in the options than in the Trainer",
                 f"Training.gradientAccumulation({asked})",
-                "set Trainer(accumulate_grad_batches=...) only",
+                "remove it from the options, and set only Trainer(accumulate_grad_batches=...)",
             )
         trainer.accumulate_grad_batches = asked
 

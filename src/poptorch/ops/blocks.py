@@ -191,7 +191,11 @@ def removeBlocks(module: nn.Module) -> None:
         AssertionError: the argument is not a module.
     """
     if not isinstance(module, nn.Module):
-        raise AssertionFailure("removeBlocks needs a torch.nn.Module", got=type(module).__name__)
+        raise AssertionFailure(
+            "removeBlocks needs a torch.nn.Module",
+            got=type(module).__name__,
+            fix="pass the model or one of its layers",
+        )
     for part in module.modules():
         hooks = part._forward_pre_hooks
         for key in [key for key, hook in hooks.items() if isinstance(hook, _BeginBlockHook)]:

@@ -55,7 +55,7 @@ def register_custom_op(
     """
     fits = callable(forward) and (backward is None or callable(backward))
     got = f"forward={forward!r}, backward={backward!r}"
-    fix = "register_custom_op('Cube', 'custom.ops', 1, forward, backward)"
+    fix = "for example poptorch.register_custom_op('Cube', 'custom.ops', 1, forward, backward)"
     check.that(fits, "A custom operator needs functions", got, fix)
     _registered[_key_of(name, domain, version)] = forward, backward
 

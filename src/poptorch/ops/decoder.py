@@ -40,7 +40,7 @@ def ctc_beam_search_decoder(
     check.tensor(probs, "ctc_beam_search_decoder: probs must be a torch.tensor")
     check.tensor(lengths, "ctc_beam_search_decoder: lengths must be a torch.tensor")
     title, got = "ctc_beam_search_decoder: probs must be rank-3", f"shape {tuple(probs.shape)}"
-    check.that(probs.dim() == 3, title, got, "pass [steps, samples, classes]")
+    check.that(probs.dim() == 3, title, got, "pass a tensor of shape [steps, samples, classes]")
     title = "ctc_beam_search_decoder: lengths must have one entry per sample"
     got = f"shape {tuple(lengths.shape)} for {probs.shape[1]} samples"
     fits = lengths.shape == probs.shape[1:2]
@@ -49,7 +49,7 @@ def ctc_beam_search_decoder(
         0 <= blank < probs.shape[2] and 1 <= top_paths <= beam_width,
         "ctc_beam_search_decoder: a number is out of range",
         f"blank={blank}, beam_width={beam_width}, top_paths={top_paths}",
-        "a class as blank, and no more paths than the beam is wide",
+        "let blank be the index of a class, and top_paths be at most beam_width",
     )
     paths: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = _ctc_beam_search(
         probs.detach(), lengths, blank, beam_width, top_paths

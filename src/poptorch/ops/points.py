@@ -38,10 +38,14 @@ def fps(
     """
     check.tensor(src, "fps: src must be a torch.tensor")
     title, got = "fps: src must be 2-dimensional", f"shape {tuple(src.shape)}"
-    check.that(src.dim() == 2, title, got, "[points, features]")
+    check.that(src.dim() == 2, title, got, "pass a tensor of shape [points, features]")
     _check_segments(ptr, src.shape[0])
     if not isinstance(ratio, float) or not 0 < ratio <= 1:
-        check.refuse("fps: ratio must be a float in (0, 1]", repr(ratio), "for instance ratio=0.5")
+        check.refuse(
+            "fps: ratio must be a float in (0, 1]",
+            repr(ratio),
+            "use a fraction of the points, for example ratio=0.5",
+        )
     if not isinstance(random_start, bool):
         check.refuse("fps: random_start must be a bool", repr(random_start), "pass True or False")
     starts = torch.tensor(ptr[:-1], device=src.device)
@@ -60,7 +64,7 @@ def _check_segments(ptr: Any, points: int) -> None:
         and all(start < end for start, end in itertools.pairwise(ptr))
     )
     title = "fps: ptr must be a list of segment boundaries"
-    wanted = f"a list of ascending ints from 0 to {points}"
+    wanted = f"pass a list of ascending ints from 0 to {points}"
     check.that(fits, title, f"{ptr!r} for {points} points", wanted)
 
 
@@ -85,7 +89,10 @@ def nearest(
     check.tensor(y, "nearest: y must be a torch.tensor")
     rows, targets = _points(x, "x"), _points(y, "y")
     if rows.shape[1] != targets.shape[1]:
-        _invalid("nearest: x and y must have as many features", f"{rows.shape} and {targets.shape}")
+        _invalid(
+            "nearest: x and y must have the same number of features",
+            f"{rows.shape} and {targets.shape}",
+        )
     batches = _batch(batch_x, "batch_x", len(rows)), _batch(batch_y, "batch_y", len(targets))
     if not any(isinstance(batch, torch.Tensor) for batch in batches):
         only = sorted(set(batches[0]) ^ set(batches[1]))
@@ -111,7 +118,7 @@ def _batch(batch: Batch, name: str, count: int) -> Sequence[int] | torch.Tensor:
     is_ints = isinstance(batch, list) and all(isinstance(b, int) for b in batch)
     if not is_ints and not isinstance(batch, torch.Tensor):
         title = f"nearest: {name} must be a list of ints or a tensor"
-        check.refuse(title, repr(batch), "or leave it out")
+        check.refuse(title, repr(batch), "pass one int for each point, or omit the argument")
     if len(batch) != count:
         _invalid(f"nearest: {name} must have one entry per row", f"{len(batch)} for {count} rows")
     if isinstance(batch, list) and sorted(batch) != batch:

@@ -65,11 +65,11 @@ def dynamic_update(
         input.dim() == src.dim(),
         "input and src tensors must have same dimensionality",
         f"{input.dim()} and {src.dim()} dimensions",
-        "src.unsqueeze(dim), for instance",
+        "add the missing dimension, for example src.unsqueeze(dim)",
     )
     title = "input and src tensors must have same dtype"
     dtypes = f"{input.dtype} and {src.dtype}"
-    check.that(input.dtype == src.dtype, title, dtypes, "src.to(input.dtype)")
+    check.that(input.dtype == src.dtype, title, dtypes, "convert src: src.to(input.dtype)")
     _check_window(input, dim, start, size, "dynamic_update")
     wanted = list(input.shape)
     wanted[dim] = size
@@ -109,10 +109,12 @@ def _check_window(
     title = "A slice cannot be longer than its dimension"
     extent = tensor.shape[dim]
     got = f"size={size} for an extent of {extent}"
-    check.that(size <= extent, title, got, "pass a smaller size")
+    check.that(size <= extent, title, got, "pass a size of at most the extent of the dimension")
 
 
 def _check_int(value: Any, name: str, function: str) -> None:
     fits = isinstance(value, int) and not isinstance(value, bool)
     title = f"{function}: {name} must be an integer"
-    check.that(fits, title, repr(value), "it is compiled in: pass an int")
+    check.that(
+        fits, title, repr(value), "pass a Python int; its value is part of the compiled program"
+    )

@@ -27,7 +27,9 @@ def number(name: str, value: Any) -> float:
         )
     _check_size(name, value)
     if name in ("loss_scaling", "velocity_scaling") and not 0 < value < math.inf:
-        raise InvalidValue(f"{name} must be a positive number", got=repr(value))
+        raise InvalidValue(
+            f"{name} must be a positive number", got=repr(value), fix=f"for example {name}=1024.0"
+        )
     return float(value)
 
 

@@ -187,9 +187,17 @@ def _structure(optimizer: torch.optim.Optimizer, kind: OptimizerKind) -> dict[st
         for name, value in given.items()
     }
     if getattr(optimizer, "use_tf_variant", False) and "use_tf_variant" not in settings:
-        raise InvalidValue("use_tf_variant is only available with RMSprop")
+        raise InvalidValue(
+            "use_tf_variant is only available with RMSprop",
+            got=type(optimizer).__name__,
+            fix="remove the attribute use_tf_variant, or use poptorch.optim.RMSprop",
+        )
     if any(group.get("amsgrad", False) for group in optimizer.param_groups):
-        raise InvalidValue("Only non-amsgrad Adam and AdamW optimizers are supported")
+        raise InvalidValue(
+            "Only non-amsgrad Adam and AdamW optimizers are supported",
+            got=f"{type(optimizer).__name__} with amsgrad=True",
+            fix="pass amsgrad=False",
+        )
     settings |= {name: agreed(optimizer, name) for name in kind.agreed}
     if "max_grad_norm" in settings:
         settings["max_grad_norm"] = _clipping(given["max_grad_norm"])
@@ -201,7 +209,11 @@ def _clipping(given: Any) -> float:
     if math.isnan(norm):
         raise InvalidValue("max_grad_norm cannot be NaN", fix="use math.inf to disable clipping")
     if norm < 0:
-        raise InvalidValue("max_grad_norm cannot be negative", got=str(norm))
+        raise InvalidValue(
+            "max_grad_norm cannot be negative",
+            got=str(norm),
+            fix="use a number of at least 0, or math.inf to disable clipping",
+        )
     return norm
 
 
@@ -270,5 +282,9 @@ def _freeze_group(
                 variables.append(part)
                 values[slots.hyper(part, index).key] = slots.hyper_value(part, one)
     if group.get("nesterov") and (group["momentum"] == 0 or group["dampening"] != 0):
-        raise InvalidValue("Nesterov momentum requires a momentum and zero dampening")
+        raise InvalidValue(
+            "Nesterov momentum requires a momentum and zero dampening",
+            got=f"momentum={group['momentum']}, dampening={group['dampening']}",
+            fix="for example momentum=0.9, dampening=0, nesterov=True",
+        )
     return OptimGroup(params, tuple(sorted(settings.items())), tuple(variables))

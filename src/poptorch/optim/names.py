@@ -77,6 +77,10 @@ def from_ipu_state(
                     f"the file has the shape {tuple(value.shape)}; the model needs "
                     f"{tuple(tensors[key].shape)}"
                 ),
+                fix=(
+                    "load a state of a model with the same shapes; to load only the parameter "
+                    'groups, set "ipu_state" and "ipu_param" to None'
+                ),
             )
         # Weights that were added later have smaller counts. The shared counter follows the oldest
         # weight.

@@ -129,6 +129,7 @@ class Optimizer(DeviceState):
             raise AssertionFailure(
                 "Accumulation types must be either torch.float32 or torch.float16",
                 got=", ".join(wrong),
+                fix="use torch.float32, or omit the argument",
             )
         self._initialise(given["params"], given)
         Optimizer.__init__(self)
@@ -192,7 +193,11 @@ class Optimizer(DeviceState):
                 is changed.
         """
         if not state:
-            raise StateError("Cannot load the optimizer state because it is empty")
+            raise StateError(
+                "Cannot load the optimizer state because it is empty",
+                got=repr(state),
+                fix="load a state that state_dict() of a poptorch.optim optimizer returned",
+            )
         inner = {key: state.get(key, 0) for key in _KEYS}
         if not all(value is None or isinstance(value, dict) for value in inner.values()):
             raise StateError(

@@ -79,7 +79,7 @@ def check_replacement(
 
 
 def _refused(what: str, got: str) -> Error:
-    fix = "destroy() the model first, or wrap it again"
+    fix = "call destroy() on the executor first, or wrap the model again"
     return Error(f"{what} cannot change after compilation", got=got, fix=fix)
 
 
@@ -90,7 +90,7 @@ def _check_level(place: str, compiled: OptimSpec | OptimGroup, new: OptimSpec | 
         become_variable = (
             f"before compilation: pass {user_name} to the optimizer, or call "
             f"variable_attrs.markAsVariable({user_name})",
-            "or destroy() the model first, so that it is compiled again",
+            "or call destroy() on the executor first, so that the next call compiles again",
         )
         if name not in constants:
             raise Error(

@@ -139,5 +139,7 @@ def _integer(variable: str, default: str) -> int:
         return int(text)
     except ValueError:
         raise InvalidValue(
-            f"Environment variable {variable} is not an integer", got=repr(text)
+            f"Environment variable {variable} is not an integer",
+            got=repr(text),
+            fix=f"unset {variable}, or set it to a number: export {variable}={default}",
         ) from None

@@ -250,7 +250,9 @@ def _accessor(options: Any, path: str) -> Callable[..., Any]:
     for depth, name in enumerate(path.split(".")):
         if name.startswith("_") and (depth or name not in _PRIVATE_GROUPS):
             raise InvalidAttribute(
-                f"Invalid attribute {path}", got=("a name that begins with an underscore")
+                f"Invalid attribute {path}",
+                got="a name that begins with an underscore",
+                fix="use the names of setters, for example deviceIterations",
             )
         target = _member(target, name)
     return _callable(target, path)
@@ -259,7 +261,9 @@ def _accessor(options: Any, path: str) -> Callable[..., Any]:
 def _callable(target: Any, name: str) -> Callable[..., Any]:
     if not callable(target):
         raise InvalidAttribute(
-            f"Invalid attribute {name}", got="this name is not a setter of options"
+            f"Invalid attribute {name}",
+            got="this name is not a setter of options",
+            fix="use the names of setters, for example deviceIterations",
         )
     return target  # type: ignore[no-any-return]
 

@@ -24,6 +24,9 @@ from .table import UNSET, show
 STAGED = "staged"  # the backend that runs stages one by one, in one process or several
 MODEL_VERSIONS = {"ipu1": 1, "ipu2": 2, "ipu21": 21}
 _ANCHOR_MODES = {OutputMode.Final: "FINAL/1", OutputMode.All: "ALL/1", OutputMode.Sum: "Sum/1"}
+_ENGINE_EXAMPLE = (
+    """for example: export POPLAR_ENGINE_OPTIONS='{"debug.allowOutOfMemory": "true"}'"""
+)
 _EACH_RUNS_ALL = "let each process run all stages: options.Distributed.stageProcesses(1)"
 
 
@@ -63,7 +66,11 @@ def use_running_mean(own: Options) -> None:
 
 def resolved_output(options: Options, training: bool) -> tuple[OutputMode, int]:
     if options.output_mode not in list(OutputMode):
-        raise Error("output_mode must be a member of OutputMode", got=str(options.output_mode))
+        raise Error(
+            "output_mode must be a member of OutputMode",
+            got=str(options.output_mode),
+            fix="for example options.outputMode(poptorch.OutputMode.All)",
+        )
     mode = OutputMode(options.output_mode)
     if mode == OutputMode.Default:
         mode = OutputMode.Final if training else OutputMode.All
@@ -84,7 +91,11 @@ def freeze(options: Options, training: bool) -> Spec:
             value.refuse_less(option, stored)
             # An assignment to an attribute accepts any integer.
             if kind is not None and issubclass(kind, enum.Enum) and stored not in list(kind):
-                raise Error(f"{value.name} must be a member of {kind.__name__}", got=str(stored))
+                raise Error(
+                    f"{value.name} must be a member of {kind.__name__}",
+                    got=str(stored),
+                    fix=f"use one of {', '.join(map(str, kind))}",
+                )
             if not value.field:
                 continue
             made, before = value.frozen(stored), fields.get(value.field, UNSET)
@@ -176,11 +187,23 @@ def engine_options(options: Options) -> dict[str, str]:
     try:
         forced = json.loads(text)
     except json.JSONDecodeError as error:
-        raise Error("POPLAR_ENGINE_OPTIONS is not valid JSON", got=f"{text}: {error}") from error
+        raise Error(
+            "POPLAR_ENGINE_OPTIONS is not valid JSON",
+            got=f"{text}: {error}",
+            fix=_ENGINE_EXAMPLE,
+        ) from error
     if not isinstance(forced, dict) or not all(isinstance(v, str) for v in forced.values()):
-        raise Error("POPLAR_ENGINE_OPTIONS must be a JSON object of strings", got=text)
+        raise Error(
+            "POPLAR_ENGINE_OPTIONS must be a JSON object of strings",
+            got=text,
+            fix=_ENGINE_EXAMPLE,
+        )
     if not all(isinstance(value, str) for value in chosen.values()):
-        raise Error("The values of engine options must be strings", got=show(chosen))
+        raise Error(
+            "The values of engine options must be strings",
+            got=show(chosen),
+            fix='write strings, also for bools: {"debug.allowOutOfMemory": "true"}',
+        )
     return {**chosen, **forced}
 
 
@@ -211,7 +234,11 @@ def check(options: Options) -> None:
     convolutions = popart.get("convolutionOptions", {})
     for name in (popart.get("partialsTypeMatMuls"), convolutions.get("partialsType")):
         if name not in (None, "float", "half"):
-            raise Error("The partials type must be float or half", got=repr(name))
+            raise Error(
+                "The partials type must be float or half",
+                got=repr(name),
+                fix="call options.Precision.setPartialsType(torch.float) or (torch.half)",
+            )
     for device, part in options.available_memory_proportion.items():
         if not isinstance(part, (int, float)) or not 0 <= part <= 1:
             raise Error(

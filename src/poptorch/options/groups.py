@@ -265,7 +265,11 @@ class _PrecisionOptions(Container):
     def _statistics(self, name: str, value: bool) -> Self:
         self._check_writable(name)
         if not isinstance(value, bool):
-            raise InvalidValue(f"{name} must be set to True or False", got=repr(value))
+            raise InvalidValue(
+                f"{name} must be set to True or False",
+                got=repr(value),
+                fix="remove the call, because this option has no effect",
+            )
         deprecated_without_effect(
             f"Precision.{name}", "running statistics have the dtype of the module's buffers"
         )

@@ -23,6 +23,11 @@ _TRAINING = (*_COUNTS, "profile", "trace_model", "loss", "optimizer", *_ANCHORS)
 _INFERENCE = ("device_iterations", "replication_factor", "profile", "trace_model", *_ANCHORS)
 _MODES = {mode.name.upper(): mode for mode in OutputMode if mode != OutputMode.Default}
 
+_ARGUMENTS_OF = {
+    True: "use poptorch.trainingModel(model, options, optimizer)",
+    False: "use poptorch.inferenceModel(model, options)",
+}
+
 
 @dataclass(frozen=True)
 class WrapCall:
@@ -77,13 +82,21 @@ def read_call(
     names = _TRAINING if training else _INFERENCE
     unknown = sorted(set(keywords) - set(names))
     if unknown:
-        raise InvalidType(f"Unexpected keyword argument {unknown[0]!r}")
+        raise InvalidType(
+            f"Unexpected keyword argument {unknown[0]!r}",
+            got=", ".join(unknown),
+            fix=_ARGUMENTS_OF[training],
+        )
     if isinstance(options, int) or keywords.keys() - {"loss"}:
         return _read_first_release(names, options, optimizer, extra, keywords)
     _check_options(options)
     given = [*([] if optimizer is None else [optimizer]), *extra]
     if given and not training:
-        raise InvalidType("inferenceModel accepts only a model and options", got=repr(given[0]))
+        raise InvalidType(
+            "inferenceModel accepts only a model and options",
+            got=repr(given[0]),
+            fix=_ARGUMENTS_OF[False],
+        )
     return WrapCall(options or Options(), **_optimizer_and_loss(given, keywords))
 
 
@@ -102,7 +115,9 @@ def _optimizer_and_loss(given: Sequence[Any], keywords: Mapping[str, Any]) -> di
         if value is None:
             continue
         if name in result:
-            raise InvalidType(f"Too many arguments: a second {name}", got=repr(value))
+            raise InvalidType(
+                f"Too many arguments: a second {name}", got=repr(value), fix=f"pass one {name}"
+            )
         result[name] = value
     if result.get("loss") is not None:
         deprecated("The argument loss of trainingModel", "a model that computes its own loss")
@@ -129,11 +144,17 @@ def _read_first_release(
         positional.append(optimizer)
     positional += extra
     if len(positional) > len(names):
-        raise InvalidType("Too many positional arguments", got=str(len(positional)))
+        raise InvalidType(
+            "Too many positional arguments", got=str(len(positional)), fix=_ARGUMENTS_OF[True]
+        )
     values = dict(zip(names, positional, strict=False))
     repeated = sorted(values.keys() & keywords.keys())
     if repeated:
-        raise InvalidType(f"Argument {repeated[0]!r} was given twice")
+        raise InvalidType(
+            f"Argument {repeated[0]!r} was given twice",
+            got="once by position and once by keyword",
+            fix=f"pass {repeated[0]} only once",
+        )
     values.update(keywords)
     deprecated(f"Wrapping a model with {', '.join(values)}", "poptorch.Options")
     return WrapCall(_options_from(values), values.get("optimizer"), values.get("loss"))
@@ -155,7 +176,7 @@ def _options_from(values: Mapping[str, Any]) -> Options:
     if mode is not None:
         known = mode if isinstance(mode, OutputMode) else _MODES.get(str(mode).upper())
         if known is None:
-            fix = f"use {', '.join(_MODES)}"
+            fix = f"use one of {', '.join(_MODES)}"
             raise InvalidValue("Unknown anchor_mode", got=repr(mode), fix=fix)
         options.outputMode(known, period)
     elif period is not None:

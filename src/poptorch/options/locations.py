@@ -55,7 +55,9 @@ class TensorLocationSettings(Container):
 def _io_tiles(count: Any) -> int:
     if not isinstance(count, int) or count not in range(32, 193, 2):
         raise AssertionFailure(
-            "numIOTiles must be an even number between 32 and 192", got=repr(count)
+            "numIOTiles must be an even number between 32 and 192",
+            got=repr(count),
+            fix="for example options.TensorLocations.numIOTiles(64)",
         )
     return count
 

@@ -98,7 +98,11 @@ def _device_index(key: str) -> int:
     try:
         return int(key.removeprefix("IPU"))
     except ValueError:
-        raise InvalidValue("The device index after IPU must be an integer", got=repr(key)) from None
+        raise InvalidValue(
+            "The device index after IPU must be an integer",
+            got=repr(key),
+            fix='for example setAvailableMemoryProportion({"IPU0": 0.5})',
+        ) from None
 
 
 class Options(Container):

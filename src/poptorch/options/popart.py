@@ -131,7 +131,9 @@ class _PopartOptions(Container):
     def _set_partials(self, dtype: torch.dtype) -> Self:
         if not isinstance(dtype, torch.dtype) or dtype not in _PARTIALS:
             raise InvalidValue(
-                "The partials type must be torch.float or torch.half", got=repr(dtype)
+                "The partials type must be torch.float or torch.half",
+                got=repr(dtype),
+                fix="call options.Precision.setPartialsType(torch.float) or (torch.half)",
             )
         self.set("partialsTypeMatMuls", _PARTIALS[dtype])
         return self.set("convolutionOptions", {"partialsType": _PARTIALS[dtype]})
@@ -143,6 +145,7 @@ def mean_or_sum(kind: Any) -> ReductionType:
         raise InvalidValue(
             "The reduction type must be set to ReductionType.Mean or ReductionType.Sum",
             got=repr(kind),
+            fix="pass poptorch.ReductionType.Mean or poptorch.ReductionType.Sum",
         )
     return kind
 
@@ -160,7 +163,11 @@ def validate_popart(options: dict[Any, Any]) -> None:
     for key, value in options.items():
         kind = _kind(value)
         if kind is None:
-            raise Error(f"Unknown value type for the option {key!r}", got=repr(value))
+            raise Error(
+                f"Unknown value type for the option {key!r}",
+                got=repr(value),
+                fix="use a bool, an int, a float, a string, or a list of one of these",
+            )
         if key not in KEYS[kind]:
             raise Error(f"Unknown {kind} option: {key}", got=f"{key} = {value!r}", fix=_fix(key))
         end = LAST_MEMBER.get(key)

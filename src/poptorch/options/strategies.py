@@ -27,7 +27,9 @@ class Stage:
     def __init__(self, *block_ids: str) -> None:
         if not all(isinstance(block, str) for block in block_ids):
             raise AssertionFailure(
-                "Block IDs are supposed to be strings", got=", ".join(map(repr, block_ids))
+                "Block IDs are supposed to be strings",
+                got=", ".join(map(repr, block_ids)),
+                fix='for example poptorch.Stage("b0", "b1")',
             )
         self._blocks = block_ids
         self._ipu: int | None = None
@@ -88,6 +90,7 @@ class Phase:
             raise AssertionFailure(
                 "A phase needs one IPU per stage",
                 got=f"{len(ipus)} IPUs for {len(self._stages)} stages",
+                fix=f"pass {len(self._stages)} device ids",
             )
         for ipu in ipus:
             expect("ipu", ipu, int)
@@ -155,6 +158,9 @@ class PipelinedExecution(_IExecutionStrategy):
             raise AssertionFailure(
                 "An AutoStage must be the only argument of a strategy",
                 got=", ".join(map(repr, args)),
+                fix=(
+                    "pass only the AutoStage, which creates the stages itself; or pass only stages"
+                ),
             )
         self._auto_stage = auto[0] if auto else None
         self._interleaved = False
@@ -241,7 +247,9 @@ class _IPhasedExecution(_IExecutionStrategy):
         """
         if not isinstance(phase, int) or not 0 <= phase < len(self._phases):
             raise AssertionFailure(
-                f"A phase number must be an int from 0 to {len(self._phases) - 1}", got=repr(phase)
+                f"A phase number must be an int from 0 to {len(self._phases) - 1}",
+                got=repr(phase),
+                fix=f"the strategy has {len(self._phases)} phases: pass the index of one of them",
             )
         return self._phases[phase]
 

@@ -122,7 +122,7 @@ class Value:
             raise InvalidValue(
                 f"{setter} must be at least {self.least}",
                 got=str(stored),
-                fix=f"{setter}({self.least}) or more",
+                fix=f"use {setter}({self.least}), or a larger number",
             )
 
     def read(self, group: Any) -> Any:
