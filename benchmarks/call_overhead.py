@@ -1,8 +1,9 @@
-"""What a call costs beyond the compiled function: inference and training.
+"""Measure the overhead of a call compared to the compiled function, for inference and training.
 
-The models: ten tensors in and out, and one layer with a loss of ``forward(x, y)``, whose labels are
-looked at in each call. The contestants run the same graph: through the wrapper, through the
-executable (the device loop), and the compiled function itself. The limit is 100 microseconds.
+There are two models: one with ten input and ten output tensors, and one layer with a loss in
+``forward(x, y)``, whose labels are checked in each call. The contestants run the same graph:
+through the wrapper, through the executable (the device loop), and by calling the compiled function
+itself. The overhead of the wrapper may be at most 100 microseconds.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ TENSORS = 10
 
 
 class Adds(nn.Module):
-    """Ten tensors in, ten out, one weight."""
+    """A model with ten inputs, ten outputs and one weight."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -31,7 +32,7 @@ class Adds(nn.Module):
 
 
 class Trains(Adds):
-    """The same with a loss."""
+    """The same model with a loss."""
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         outputs = super().forward(*tensors)
@@ -39,7 +40,7 @@ class Trains(Adds):
 
 
 class Labelled(nn.Module):
-    """One layer, and a loss with labels."""
+    """One layer and a loss with labels."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,7 +55,7 @@ Case = tuple[str, nn.Module, bool, list[torch.Tensor]]
 
 
 def cases() -> list[Case]:
-    """Return what is called: title, model, whether it is trained, inputs."""
+    """Return the title, the model, whether it is trained, and the inputs of each case."""
     ones = [torch.ones(2, 4) for _ in range(TENSORS)]
     labelled = [torch.ones(4, 4), torch.tensor([0, 1, 2, 0])]
     return [
@@ -65,7 +66,7 @@ def cases() -> list[Case]:
 
 
 def compare(case: Case, backend: str, rounds: int) -> float:
-    """Print the three times; return the wrapper's microseconds beyond the compiled function."""
+    """Print the three times. Return the wrapper's overhead in microseconds."""
     title, module, training, tensors = case
     opts = poptorch.Options().backend(backend).showCompilationProgressBar(False)
     if training:
@@ -99,11 +100,16 @@ def compare(case: Case, backend: str, rounds: int) -> float:
 
 
 def main() -> int:
-    """Run all; the exit status says whether the limit holds."""
+    """Run all cases. The exit status says whether the limit holds."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--backend", default="reference")
     parser.add_argument("--rounds", type=int, default=2000)
-    parser.add_argument("--threads", type=int, default=1, help="more: their number is chosen, too")
+    parser.add_argument(
+        "--threads",
+        type=int,
+        default=1,
+        help="with more than one, their number is chosen automatically",
+    )
     chosen = parser.parse_args()
     torch.set_num_threads(chosen.threads)
     status = 0

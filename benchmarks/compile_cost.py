@@ -1,13 +1,13 @@
-"""What it costs from nothing to the first optimised step, by part.
+"""Measure the cost of compilation, part by part, from nothing to the first optimised step.
 
-In processor seconds: each figure comes from a process of its own on one core with empty cache and
-temporary folders; all processes that it starts count, until the step has been made. On a shared
-machine only ratios of neighbouring runs mean something: another source tree can be measured in turn
-with this one, and ``torch.compile`` stands beside.
+The default measures processor seconds. Each figure comes from its own process on one core, with
+empty cache and temporary folders. All child processes count until the step is done. On a shared
+machine, only ratios of neighbouring runs are meaningful. Therefore ``--against`` measures another
+source tree alternately with this one, and ``torch.compile`` is measured next to them.
 
-Or in counts, which hardly differ from time to time: modules imported, calls of Python functions,
-and for the C++ compiler the bytes of its sources with all headers in their places. A test compares
-them with ``results/compile-counts.json``.
+``--counts`` measures counts instead, which hardly vary: imported modules, calls of Python
+functions, and, for the C++ compiler, the bytes of its sources including all headers. A test
+compares these counts with ``results/compile-counts.json``.
 
 Usage: python benchmarks/compile_cost.py [NAME ...] [--against TREE] [--rounds N] [--json FILE]
        python benchmarks/compile_cost.py [NAME ...] --counts [--json FILE]
@@ -42,29 +42,29 @@ PARTS = ("import torch", "model", *OURS)
 
 
 class Counted(BaseException):
-    """All is counted: the C++ compiler need not run."""
+    """Raised when everything is counted, so that the C++ compiler need not run."""
 
 
 class Laps:
-    """The parts so far, by something that grows."""
+    """Divides the growth of a measure into parts."""
 
     def __init__(self, read: Callable[[], float]) -> None:
         self.parts = dict.fromkeys(PARTS, 0.0)
         self.read_by(read)
 
     def read_by(self, read: Callable[[], float]) -> None:
-        """Go on with another measure."""
+        """Continue with another measure."""
         self._read, self._before = read, read()
 
     def lap(self, part: str) -> None:
-        """Count what has been since the last time as a part."""
+        """Count the growth since the last call as one part."""
         now = self._read()
         self.parts[part] += now - self._before
         self._before = now
 
 
 class Calls:
-    """Tells how many Python functions have returned while it was on."""
+    """Counts the Python functions that return while it is active."""
 
     def __init__(self) -> None:
         self._profile = cProfile.Profile(builtins=False)
@@ -75,13 +75,14 @@ class Calls:
 
 
 def modules() -> float:
-    """Return how many are imported."""
+    """Return the number of imported modules."""
     return float(len(sys.modules))
 
 
 def inside(name: str, contestant: str) -> None:
-    """Take one step in this process and print what its parts took."""
-    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # no helper imports the compiler again
+    """Run one step in this process, and print the cost of its parts."""
+    # on one core, no helper process imports the compiler again
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     counting = contestant == "counts"
     laps = Laps(modules if counting else time.process_time)
     import torch
@@ -119,7 +120,7 @@ def inside(name: str, contestant: str) -> None:
 
 
 def watch(laps: Laps, calls: Calls | None) -> None:
-    """Note when a first call goes on to import the compiler, to lower and to run g++."""
+    """Record when a first call starts to import the compiler, to lower, and to run g++."""
     from poptorch._cpu import backend as cpu
 
     usual, build = cpu.compile_graph, cpu.Inductor.build
@@ -167,7 +168,7 @@ def watch(laps: Laps, calls: Calls | None) -> None:
 
 
 def fresh(name: str, contestant: str, tree: Path) -> dict[str, Any]:
-    """Measure in a new process for which nothing is cached."""
+    """Measure in a new process without any cached files."""
     with tempfile.TemporaryDirectory(prefix="compile-cost-") as folder:
         environment = {key: value for key, value in os.environ.items() if key not in LEFT_OUT}
         environment |= {"TMPDIR": folder, "HOME": folder, "PYTHONPATH": str(tree / "src")}
@@ -181,7 +182,7 @@ def fresh(name: str, contestant: str, tree: Path) -> dict[str, Any]:
 
 
 def conditions() -> dict[str, str]:
-    """Return what counts depend on."""
+    """Return the conditions that counts depend on."""
     import torch
 
     compiler = os.environ.get("CXX") or "g++"
@@ -197,7 +198,7 @@ def conditions() -> dict[str, str]:
 
 
 def counted(names: list[str]) -> dict[str, Any]:
-    """Return the counts of models, a process each, and the conditions."""
+    """Return the counts of each model, measured in separate processes, and the conditions."""
     counts = {}
     for name in names:
         parts = fresh(name, "counts", HERE.parent)
@@ -207,7 +208,7 @@ def counted(names: list[str]) -> dict[str, Any]:
 
 
 def timed(names: list[str], trees: dict[str, Path], rounds: int) -> dict[str, Any]:
-    """Return medians of seconds, having printed a line per model and contestant."""
+    """Return median seconds, and print a line for each model and contestant."""
     figures: dict[str, dict[str, dict[str, float]]] = {}
     for name in names:
         runs: dict[str, list[dict[str, float]]] = {tree: [] for tree in trees}
@@ -225,10 +226,10 @@ def timed(names: list[str], trees: dict[str, Path], rounds: int) -> dict[str, An
 
 
 def main() -> None:
-    """Print a line per model and contestant, medians of the rounds, or counts."""
+    """Print medians of the rounds, or counts: a line for each model and contestant."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("names", nargs="*", default=NAMES, metavar="NAME")
-    parser.add_argument("--against", type=Path, help="another source tree, measured in turn")
+    parser.add_argument("--against", type=Path, help="another source tree, measured alternately")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--alone", action="store_true", help="without torch.compile")
     parser.add_argument("--counts", action="store_true", help="calls and bytes instead of seconds")

@@ -1,9 +1,8 @@
-"""The contestants of the table of record: each returns one call's work as a function.
+"""The contestants of the main speed table. Each is a function that does the work of one call.
 
-JAX steps in a process of its own, when it is asked to, and tells the seconds itself.
-
-Eager and ``torch.compile`` do what a careful user would write: gradients set to None, the fastest
-stock form of the optimizer, accumulation as a loop over micro-batches, replicas likewise.
+Eager PyTorch and ``torch.compile`` run what a careful user would write: gradients are set to None,
+the optimizer has torch's fastest form, and accumulation and replicas are loops over micro-batches.
+JAX runs in its own process, steps on request, and reports its own times.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ Step = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Ingredients:
-    """What a user has before choosing how to run it: a model, an optimizer, a batch."""
+    """What a user has before choosing how to run it: a model, an optimizer, and a batch."""
 
     net: nn.Module
     optimizer: torch.optim.Optimizer | None
@@ -34,7 +33,7 @@ class Ingredients:
 
 
 def ingredients(work: Workload, **form: bool) -> Ingredients:
-    """Make them; ``form`` is the optimizer's, "fused" or "foreach"."""
+    """Create the model, optimizer and batch. ``form`` is "fused" or "foreach"."""
     net, batch = work.module(), work.batch()
     if work.optimizer is None:
         return Ingredients(net.eval(), None, batch)
@@ -44,7 +43,7 @@ def ingredients(work: Workload, **form: bool) -> Ingredients:
 
 
 def _trained(net: nn.Module, work: Workload) -> list[nn.Parameter]:
-    """Return all parameters; for Muon the matrices, as it takes no others."""
+    """Return all parameters. For Muon, return only the matrices, because it accepts no others."""
     every = [*net.parameters()]
     return [each for each in every if each.dim() == 2] if work.optimizer == "Muon" else every
 
@@ -66,7 +65,7 @@ def ours(
 
 
 def eager(work: Workload, given: Ingredients | None = None) -> Step:
-    """Return the native loop, with the optimizer's fused form unless one is given."""
+    """Return the eager training loop. By default it uses the optimizer's fused form."""
     given = given or ingredients(work, fused=True)
     if given.optimizer is None:
         return _inference(given.net, work, given.batch)
@@ -74,7 +73,7 @@ def eager(work: Workload, given: Ingredients | None = None) -> Step:
 
 
 def compiled(work: Workload, given: Ingredients | None = None) -> Step:
-    """Return the same loop with the model and the optimizer's step through ``torch.compile``."""
+    """Return the same loop, with the model and the optimizer's step in ``torch.compile``."""
     given = given or ingredients(work, foreach=True)
     net = torch.compile(given.net)
     if given.optimizer is None:
@@ -84,11 +83,11 @@ def compiled(work: Workload, given: Ingredients | None = None) -> Step:
 
 
 class Jax:
-    """A workload in JAX, see ``jax_contestant.py``.
+    """A workload in JAX; see ``jax_contestant.py``.
 
     Attributes:
-        compiling: seconds that the first step took.
-        seconds: of the steps since.
+        compiling: seconds of the first step.
+        seconds: seconds of the later steps.
     """
 
     WORKLOADS = ("cnn", "mlp", "bert")
@@ -106,7 +105,7 @@ class Jax:
         self.compiling = self._read()
 
     def __call__(self) -> None:
-        """Make one step."""
+        """Run one step."""
         assert self._process.stdin is not None
         self._process.stdin.write("\n")
         self.seconds.append(self._read())
@@ -119,7 +118,7 @@ class Jax:
         return float(line.split()[0])
 
     def end(self) -> None:
-        """End its process."""
+        """End the process."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait()

@@ -1,9 +1,10 @@
-"""The data loader against torch's, its asynchronous mode against its own synchronous one.
+"""Compare the data loader with torch's, and its asynchronous mode with its synchronous mode.
 
-Whole epochs of the same combined batches by both loaders; a training loop whose loading takes as
-long as its compute; the first batch of a new loader with many workers; the tutorial's training loop
-and its waits for data; what handing over one element costs; and cycles of making, using and
-dropping a loader, which must leave nothing behind.
+The benchmark measures whole epochs of the same combined batches with both loaders, a training loop
+in which loading takes as long as computing, the first batch of a new loader with many workers, the
+training loop of the tutorial and its waiting time, and the cost of handing over one element. It
+also repeats cycles of creating, using and deleting a loader, after which nothing may be left.
+
 Usage: python benchmarks/data.py [--quick] [--cycles N] [--first] [--tutorial]
 """
 
@@ -25,7 +26,7 @@ import poptorch
 from harness import alternate, table
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples" / "fashion_mnist"))
-from data import load  # the example's, which lies in the folder that was just added
+from data import load  # the module of the example, from the folder that was just added
 from poptorch_ipu import ClassificationModel, ModelWithLoss
 
 MICRO, ITERATIONS, ACCUMULATION = 16, 4, 4
@@ -33,7 +34,7 @@ COMBINED = MICRO * ITERATIONS * ACCUMULATION
 
 
 class Images(Dataset[Any]):
-    """Images that are normalised when they are read, as a vision program's are."""
+    """Images that are normalised when they are read, as in vision scripts."""
 
     def __init__(self, size: int) -> None:
         self.images = torch.randint(0, 256, (size, 28, 28), dtype=torch.uint8)
@@ -47,7 +48,7 @@ class Images(Dataset[Any]):
 
 
 class Waiting(Dataset[torch.Tensor]):
-    """Takes a millisecond per sample, as a read from a disk does."""
+    """Takes a millisecond for each sample, like a read from a disk."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -61,19 +62,19 @@ class Waiting(Dataset[torch.Tensor]):
 
 
 def options(iterations: int = ITERATIONS, accumulation: int = ACCUMULATION) -> poptorch.Options:
-    """Options of several micro-batches per call."""
+    """Return options with several micro-batches per call."""
     made = poptorch.Options().deviceIterations(iterations)
     made.Training.gradientAccumulation(accumulation)
     return made
 
 
 def epoch(loader: Iterable[Any]) -> Callable[[], int]:
-    """Return what iterates once over a loader."""
+    """Return a function that iterates once over a loader."""
     return lambda: sum(1 for _ in loader)
 
 
 def against_torch(title: str, data: Dataset[Any], rounds: int, **kwargs: Any) -> None:
-    """Print the time of whole epochs by both loaders."""
+    """Print the time of whole epochs with both loaders."""
     persistent = {"persistent_workers": True} if kwargs.get("num_workers") else {}
     theirs = torch.utils.data.DataLoader(data, COMBINED, drop_last=True, **kwargs, **persistent)
     ours = poptorch.DataLoader(options(), data, MICRO, **kwargs)
@@ -87,14 +88,14 @@ def against_torch(title: str, data: Dataset[Any], rounds: int, **kwargs: Any) ->
 
 
 def busy(seconds: float) -> None:
-    """Stand for a model's computation: use a core for some time."""
+    """Keep a core busy for some time, like a model's computation."""
     end = time.perf_counter() + seconds
     while time.perf_counter() < end:
         pass
 
 
 def overlap(rounds: int, batches: int) -> None:
-    """Print the time of loops whose loading takes as long as their compute."""
+    """Print the time of loops in which loading takes as long as computing."""
     size, data = 16, Waiting(16 * batches)
     sync = poptorch.DataLoader(options(1, 1), data, size)
     async_ = poptorch.DataLoader(
@@ -126,7 +127,7 @@ def overlap(rounds: int, batches: int) -> None:
 
 
 def tutorial(rounds: int, batches: int) -> None:
-    """Print how long the tutorial's training loop waits for its images, the real ones."""
+    """Print how long the training loop of the tutorial waits for its images."""
     data = load(limit=16 * batches)
     print("\n".join(data.notes))
     for mode in (poptorch.DataLoaderMode.Sync, poptorch.DataLoaderMode.Async):
@@ -150,7 +151,7 @@ def tutorial(rounds: int, batches: int) -> None:
 
 
 def first_batch(rounds: int, data: Dataset[Any], workers: int) -> None:
-    """Print the time from making a loader with many workers to its first batch."""
+    """Print the time from creating a loader with many workers to its first batch."""
 
     def theirs() -> None:
         next(iter(torch.utils.data.DataLoader(data, COMBINED, num_workers=workers)))
@@ -174,7 +175,7 @@ def first_batch(rounds: int, data: Dataset[Any], workers: int) -> None:
 
 
 def handover(rounds: int, shape: tuple[int, ...]) -> None:
-    """Print what one element costs the consumer when it has been loaded ahead."""
+    """Print the cost of taking one element that is already loaded."""
     loader = poptorch.AsynchronousDataAccessor([torch.ones(shape)] * 200, buffer_size=220)
     seconds = []
     for _ in range(rounds):
@@ -188,7 +189,7 @@ def handover(rounds: int, shape: tuple[int, ...]) -> None:
 
 
 def cycles(count: int) -> None:
-    """Make, use and drop loaders; print what is left."""
+    """Create, use and delete loaders. Print what is left."""
     data = TensorDataset(torch.arange(32.0))
 
     def one(number: int) -> None:
@@ -213,7 +214,7 @@ def cycles(count: int) -> None:
 
 
 def left() -> tuple[int, int, int, int]:
-    """Count what this process could leave behind."""
+    """Count the resources that this process could leave behind."""
     mine, below, generation = 0, {os.getpid()}, {os.getpid()}
     parents = {}
     for entry in os.listdir("/proc"):

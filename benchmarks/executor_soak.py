@@ -1,7 +1,9 @@
-"""10,000 training calls and 200 cycles of wrapping, training and destroying: what stays in memory.
+"""Measure the memory that is left after 10,000 training calls, and after 200 wrapped models.
 
-Fails if resident memory grows by more than 2 % between the 1,000th and the 10,000th call, or
-between the 20th and the 200th cycle, or if more tensors live than before.
+Each of the 200 cycles wraps, trains and destroys a model. The benchmark fails if resident memory
+grows by more than 2 % between the 1,000th and the 10,000th call, or between the 20th and the 200th
+cycle, or if more tensors are alive than before.
+
 Usage: python benchmarks/executor_soak.py [--backend inductor]
 """
 
@@ -23,7 +25,7 @@ LIMIT = 1.02
 
 
 class Net(nn.Module):
-    """Five layers, ten tensors."""
+    """Five layers with ten tensors."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,7 +37,7 @@ class Net(nn.Module):
 
 
 def state() -> tuple[int, int]:
-    """Return resident bytes and the number of live tensors."""
+    """Return the resident bytes and the number of live tensors."""
     gc.collect()
     tensors = sum(issubclass(type(thing), torch.Tensor) for thing in gc.get_objects())
     pages = int(Path("/proc/self/statm").read_text().split()[1])
@@ -43,7 +45,7 @@ def state() -> tuple[int, int]:
 
 
 def grown(what: str, first: int, last: int, step: Callable[[], None]) -> bool:
-    """Repeat a step; print what it kept between two repetitions, and return if that is too much."""
+    """Repeat a step, print the growth between two repetitions, and return if it is too large."""
     for _ in range(first):
         step()
     before, tensors = state()
@@ -56,7 +58,7 @@ def grown(what: str, first: int, last: int, step: Callable[[], None]) -> bool:
 
 
 def main() -> None:
-    """Run both and exit with 1 if something stays."""
+    """Run both tests. Exit with status 1 if memory grows."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--backend", default="reference")
     chosen = parser.parse_args()

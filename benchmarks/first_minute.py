@@ -1,11 +1,11 @@
-"""Seconds from the first call to the first result and to full speed, with nothing cached.
+"""Measure the seconds from the first call to the first result and to full speed, without any cache.
 
-Each figure comes from a process of its own with empty cache and temporary folders; beside it stands
-what ``torch.compile`` takes to its first result, which full speed should come before. Some rows are
-fed as scripts are: by a loader over a ``TensorDataset``, the loss read after each call, and with
-operators of the user's between calls, whose threads take time from the compiler. Another source
-tree can be measured in turn with this one, because only ratios of neighbouring runs mean something
-on a busy machine.
+Each figure comes from its own process with empty cache and temporary folders. For comparison, the
+benchmark prints the time of ``torch.compile`` to its first result; full speed should be reached
+earlier. Some rows imitate scripts: a loader over a ``TensorDataset`` provides the batches, the loss
+is read after each call, and the user's operators run between calls, so their threads compete with
+the compiler. On a busy machine, only ratios of neighbouring runs are meaningful, so ``--against``
+measures another source tree alternately with this one.
 
 Usage: python benchmarks/first_minute.py [NAME ...] [--modes auto] [--against TREE] [--rounds N]
 """
@@ -41,14 +41,14 @@ CACHES = ("TORCHINDUCTOR_CACHE_DIR", "POPTORCH_CACHE_DIR", "POPART_CACHE_DIR", "
 
 @dataclass(frozen=True)
 class Row:
-    """One row.
+    """One row of the output.
 
     Attributes:
-        workload: of the table of record.
-        goals: seconds to full speed with "auto", and to the first result with "optimise", on two
-            quiet cores.
-        loader: how batches are fetched; None: each call has the same tensors.
-        augmented: whether each batch is changed by a few operators first, on all threads.
+        workload: a workload of the main speed table.
+        goals: the allowed seconds to full speed with "auto", and to the first result with
+            "optimise", on two idle cores.
+        loader: how batches are fetched. None: all calls have the same tensors.
+        augmented: whether a few operators on all threads change each batch first.
     """
 
     workload: str
@@ -70,10 +70,10 @@ ROWS = {
 
 
 def inside(row: Row, mode: str) -> None:
-    """Run a workload until it has full speed and print the seconds; in a process of its own.
+    """Run a workload in this process until it reaches full speed, and print the seconds.
 
     Args:
-        row: which.
+        row: the row to measure.
         mode: a backend, or "torch.compile".
     """
     import contestants
@@ -105,7 +105,7 @@ def inside(row: Row, mode: str) -> None:
 def fed(
     work: Workload, executor: poptorch.PoplarExecutor, mode: DataLoaderMode, augmented: bool
 ) -> Callable[[], float]:
-    """Return a call of a wrapped model as a script makes it."""
+    """Return a call of a wrapped model with the batches and operators of the row."""
     loader = poptorch.DataLoader(
         executor.options,
         TensorDataset(*work.data(ROWS_OF_DATA)),
@@ -131,7 +131,7 @@ def fed(
 
 
 def fresh(name: str, mode: str, tree: Path) -> dict[str, float]:
-    """Measure one row in a new process for which nothing is cached."""
+    """Measure one row in a new process without any cached files."""
     with tempfile.TemporaryDirectory(prefix="first-minute-") as folder:
         environment = {key: value for key, value in os.environ.items() if key not in CACHES}
         environment |= {"TMPDIR": folder, "HOME": folder, "PYTHONPATH": str(tree / "src")}
@@ -145,25 +145,27 @@ def fresh(name: str, mode: str, tree: Path) -> dict[str, float]:
 
 
 def _processor_seconds() -> float:
-    """Return what all ended processes that this one started have used, and theirs."""
+    """Return the processor seconds of all descendants of this process that have ended."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
 
 @functools.cache
 def torch_compile(workload: str, rounds: int) -> float:
-    """Return the seconds to the first result of ``torch.compile``, of rows with one model once."""
+    """Return the seconds of ``torch.compile`` to its first result. Rows with the same model are
+    measured once.
+    """
     name = next(name for name, row in ROWS.items() if row.workload == workload)
     runs = [fresh(name, "torch.compile", HERE.parent) for _ in range(rounds)]
     return statistics.median(run["first"] for run in runs)
 
 
 def main() -> None:
-    """Print a table, a line per row, mode and tree."""
+    """Print a line for each row, mode and source tree."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("names", nargs="*", default=list(ROWS), metavar="NAME")
     parser.add_argument("--modes", nargs="+", default=("auto", "optimise"))
-    parser.add_argument("--against", type=Path, help="another source tree, measured in turn")
+    parser.add_argument("--against", type=Path, help="another source tree, measured alternately")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--inside", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
@@ -184,7 +186,7 @@ def main() -> None:
 
 
 def line(name: str, mode: str, tree: str, runs: list[dict[str, float]], other: float) -> str:
-    """Return the medians of some runs in words."""
+    """Return a line with the medians of several runs."""
     first, full, calls, used, load = (
         statistics.median(run[part] for run in runs)
         for part in ("first", "full", "calls", "processor", "load")

@@ -1,9 +1,10 @@
-"""One update of 200 weights: the compiled flat form beside torch's fused and foreach forms.
+"""Compare the compiled update of 200 weights with torch's fused and foreach optimizers.
 
 Usage: python benchmarks/fused_update.py [--size 32] [--rounds 30] [--threads 1] [--apart]
 
-Prints one line per optimizer: median milliseconds of each form, measured in turns in one process,
-and how long compiling took.
+The benchmark prints one line for each optimizer: the median milliseconds of each form, measured
+alternately in one process, and the compile time. Our form keeps all weights in one flat tensor;
+``--apart`` uses one tensor for each weight.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ OPTIMIZERS = {
 
 
 def weights(size: int) -> list[torch.nn.Parameter]:
-    """Matrices and vectors in turn, with gradients."""
+    """Return matrices and vectors alternately, with gradients."""
     torch.manual_seed(0)
     shapes = [(size, size) if i % 2 == 0 else (size,) for i in range(WEIGHTS)]
     found = [torch.nn.Parameter(torch.randn(shape)) for shape in shapes]
@@ -46,13 +47,13 @@ def weights(size: int) -> list[torch.nn.Parameter]:
 def compiled_update(
     name: str, settings: dict[str, float], size: int, apart: bool
 ) -> tuple[Callable[[], object], float]:
-    """Our update of such weights as one compiled graph, and the seconds that compiling took."""
+    """Return our update of such weights as one compiled graph, and the compile time."""
     parameters = weights(size)
     optimizer = getattr(poptorch.optim, name)(parameters, **settings)
     paths = {p.data_ptr(): f"w{i}" for i, p in enumerate(parameters)}
     spec, hypers = freeze(optimizer, paths)
     params = [slots.param(f"w{i}", tuple(p.shape), p.dtype) for i, p in enumerate(parameters)]
-    if not apart and name != "LAMB":  # whose norms are of single weights
+    if not apart and name != "LAMB":  # which needs the norm of each single weight
         spec, bundles = flatten(spec, params)
         params = [bundle.slot for bundle in bundles]
     piece = lower(spec, params)
@@ -71,7 +72,7 @@ def compiled_update(
 
 
 def in_turns(functions: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """Median milliseconds of each function, called one after the other again and again."""
+    """Return the median milliseconds of each function. The functions are called alternately."""
     times: dict[str, list[float]] = {name: [] for name in functions}
     for _ in range(rounds):
         for name, function in functions.items():
@@ -84,7 +85,7 @@ def in_turns(functions: dict[str, Callable[[], object]], rounds: int) -> dict[st
 def compare(
     name: str, settings: dict[str, float], size: int, rounds: int, apart: bool = False
 ) -> tuple[dict[str, float], float]:
-    """Median milliseconds of ours and of torch's forms, and our compile time in seconds."""
+    """Return the median milliseconds of our form and of torch's forms, and our compile seconds."""
     ours, seconds = compiled_update(name, settings, size, apart)
     functions = {"ours": ours}
     native = getattr(torch.optim, name)
@@ -100,8 +101,8 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=32, help="rows and columns of the matrices")
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--apart", action="store_true", help="one tensor per weight")
-    parser.add_argument("--only", choices=OPTIMIZERS, help="one optimizer")
+    parser.add_argument("--apart", action="store_true", help="use one tensor for each weight")
+    parser.add_argument("--only", choices=OPTIMIZERS, help="measure only this optimizer")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     for name, settings in OPTIMIZERS.items():

@@ -1,6 +1,7 @@
-"""What sorted edges bring: a compiled sum over edges, and whole updates, in three orders of edges.
+"""Measure the gain of sorted edges: a compiled sum over edges, and whole updates.
 
-Processor time on one thread, taking turns; the smallest of all rounds, in microseconds.
+Each is measured with three orders of the same edges, alternately, on one thread. The figures are
+the smallest processor time of all rounds, in microseconds.
 
 Usage: python benchmarks/graph_order.py [--rounds 150]
 """
@@ -34,7 +35,7 @@ def orders(edge_index: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 def sums(edges: int, nodes: int, features: int) -> Calls:
-    """Return a compiled sum of the neighbours' features in each order."""
+    """Return a compiled sum of the neighbours' features for each order."""
     x, edge_index = torch.randn(nodes, features), torch.randint(nodes, (2, edges))
 
     @torch.compile(dynamic=False)
@@ -47,10 +48,10 @@ def sums(edges: int, nodes: int, features: int) -> Calls:
 
 
 def updates(row: graphs.Row, attributes: tuple[int, ...]) -> Calls:
-    """Return a call of a wrapped model in each order.
+    """Return a call of a wrapped model for each order.
 
     Args:
-        row: its first index of two dimensions holds the edges.
+        row: the first argument with two dimensions contains the edges.
         attributes: positions of the arguments that have a row for each edge.
     """
     model = row.model()
@@ -69,7 +70,7 @@ def updates(row: graphs.Row, attributes: tuple[int, ...]) -> Calls:
 
 
 def compare(title: str, calls: Calls, rounds: int) -> None:
-    """Print the smallest time of each, and what it is of the first one's."""
+    """Print the smallest time of each order, and its ratio to the first order."""
     for call in calls.values():
         for _ in range(5):
             call()

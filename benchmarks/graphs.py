@@ -1,8 +1,8 @@
-"""Graph networks: poptorch against eager torch_geometric and against ``torch.compile``.
+"""Compare graph networks in poptorch with eager torch_geometric and with ``torch.compile``.
 
-Eager torch_geometric takes the graphs as they are, without padding; ``torch.compile`` with
-``dynamic=False`` and poptorch take the same padded batches. All take turns in one process, on one
-thread; what is measured is processor time, which other work on the machine does not change much.
+Eager torch_geometric gets the graphs without padding. ``torch.compile`` with ``dynamic=False`` and
+poptorch get the same padded batches. All contestants alternate in one process, on one thread. The
+benchmark measures processor time, which other work on the machine changes little.
 
 Usage: python benchmarks/graphs.py [--only NAME ...] [--rounds 200]
 """
@@ -36,7 +36,7 @@ Arguments = tuple[torch.Tensor, ...]
 
 @dataclass(frozen=True)
 class Row:
-    """One row: what makes the model, a combined batch, and its micro-batches without padding."""
+    """One row: a function that creates the model, a combined batch, and unpadded micro-batches."""
 
     model: Callable[[], nn.Module]
     padded: Arguments
@@ -45,7 +45,7 @@ class Row:
 
 
 class Nodes(nn.Module):
-    """Classifies the seeds, which come first."""
+    """Classifies the seeds, which are the first nodes."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class Nodes(nn.Module):
 
 
 class Molecules(nn.Module):
-    """One number of each molecule; the last graph may be padding."""
+    """Predicts one number for each molecule. The last graph may be padding."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class Molecules(nn.Module):
 
 
 class Temporal(nn.Module):
-    """Predicts events between people from a memory of each, which events then change."""
+    """Predicts events between people from a memory for each person, which events then change."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -119,7 +119,7 @@ def nodes(kind: Callable[..., nn.Module]) -> Row:
 
 
 def molecule() -> Data:
-    """A made-up one: a chain of 9 to 29 atoms with a few rings."""
+    """Return a made-up molecule: a chain of 9 to 29 atoms with a few rings."""
     atoms = int(torch.randint(9, 30, ()))
     chain = torch.arange(atoms - 1)
     rings = torch.randint(atoms - 5, (2,))
@@ -167,7 +167,7 @@ ROWS: dict[str, Callable[[], Row]] = {
 
 
 def plain(net: Any, update: Any, optimizer: Any, pieces: list[Arguments]) -> Callable[[], Any]:
-    """Return the native loop."""
+    """Return the eager training loop."""
 
     def step() -> Any:
         optimizer.zero_grad(set_to_none=True)
@@ -181,7 +181,7 @@ def plain(net: Any, update: Any, optimizer: Any, pieces: list[Arguments]) -> Cal
 
 
 def contestants(row: Row) -> dict[str, Callable[[], Any]]:
-    """Return a call of each."""
+    """Return a call of each contestant."""
     torch.manual_seed(0)
     first = row.model()
     second, third = copy.deepcopy(first), copy.deepcopy(first)
@@ -201,7 +201,7 @@ def contestants(row: Row) -> dict[str, Callable[[], Any]]:
 
 
 def alternate(steps: dict[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
-    """Let every contestant do one call per round; return seconds of processor time."""
+    """Let every contestant run one call per round. Return processor seconds."""
     for run in steps.values():
         for _ in range(5):
             run()
@@ -215,7 +215,7 @@ def alternate(steps: dict[str, Callable[[], Any]], rounds: int) -> dict[str, lis
 
 
 def main() -> None:
-    """Run the rows."""
+    """Measure and print all rows."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--only", nargs="+", choices=ROWS, metavar="NAME")
     parser.add_argument("--rounds", type=int, default=100)

@@ -1,7 +1,9 @@
-"""How the cost of a call and of compiling grow with iterations and accumulation: 1, 10, 100.
+"""Measure the cost of a call and of compiling for 1, 10 and 100 iterations and accumulation steps.
 
-Every measurement has a process and an empty cache of its own; only the compiler's precompiled
-headers, which a machine makes once, are there. Usage: python benchmarks/growth.py
+Every measurement has its own process and an empty cache. Only the compiler's precompiled headers,
+which are created once on each machine, already exist.
+
+Usage: python benchmarks/growth.py
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ SERIES = {
 
 
 def main() -> None:
-    """Print all series, or measure one point of one."""
+    """Print all series, or measure one point of one series."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--point", nargs=2, metavar=("SERIES", "COUNT"), help=argparse.SUPPRESS)
     point = parser.parse_args().point
@@ -39,7 +41,7 @@ def main() -> None:
         start("headers", 1, headers)
         for series in SERIES:
             for count in COUNTS:
-                cache = Path(folder) / f"{len(os.listdir(folder))}"  # torch takes no spaces
+                cache = Path(folder) / f"{len(os.listdir(folder))}"  # torch does not accept spaces
                 shutil.copytree(headers, cache)
                 compiling, call = start(series, count, cache)
                 print(
@@ -62,14 +64,14 @@ def start(series: str, count: int, cache: Path) -> tuple[float, float]:
 
 
 def measure(series: str, count: int) -> tuple[float, float]:
-    """Return seconds of compiling (capture included) and of a call, on one thread."""
+    """Return the seconds of compiling, including capture, and of a call, on one thread."""
     import torch
 
     import contestants
     from workloads import WORKLOADS
 
     torch.set_num_threads(1)
-    torch.compile(lambda x: x.sin() + 1)(torch.ones(64))  # what a process pays once
+    torch.compile(lambda x: x.sin() + 1)(torch.ones(64))  # costs that occur once in a process
     if series == "headers":
         return 0.0, 0.0
     chosen = SERIES[series]

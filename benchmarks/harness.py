@@ -1,4 +1,4 @@
-"""Timing side by side: contestants take turns in one process, so that a noisy machine hits all."""
+"""Time contestants alternately in one process, so that a noisy machine affects all of them."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping
 def alternate(
     contestants: Mapping[str, Callable[[], object]], rounds: int, warmup: int = 5
 ) -> dict[str, list[float]]:
-    """Run every contestant once per round, in an order that is drawn anew.
+    """Run every contestant once per round, in a random order.
 
-    What ran before leaves the caches fuller or emptier, and threads awake or asleep: everybody
-    comes after everybody.
+    The previous contestant leaves the caches more or less full, and threads awake or asleep. With a
+    random order, every contestant follows every other one.
 
     Returns:
         Seconds of every round, by contestant.
@@ -34,7 +34,7 @@ def alternate(
 
 
 def medians(times: Mapping[str, list[float]]) -> dict[str, float]:
-    """Median seconds by contestant."""
+    """Return the median seconds of each contestant."""
     return {name: statistics.median(values) for name, values in times.items()}
 
 

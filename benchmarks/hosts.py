@@ -1,6 +1,7 @@
-"""Two hosts, which are network namespaces, and the wire between them, that may be slow or cut.
+"""Create two virtual hosts (network namespaces), and a wire between them that can be slow or cut.
 
-It needs root, ``ip`` and ``/dev/net/tun``. The wire is this process, as few kernels have ``netem``.
+This needs root, ``ip`` and ``/dev/net/tun``. This process forwards the packets itself, because few
+kernels have ``netem``.
 """
 
 from __future__ import annotations
@@ -25,11 +26,13 @@ _TUNNEL, _FLAGS = 0x400454CA, 0x1001  # TUNSETIFF; IFF_TUN, and packets without 
 
 
 class UnavailableError(Exception):
-    """Namespaces cannot be made here."""
+    """Namespaces cannot be created on this machine."""
 
 
 class Wire:
-    """Carries packets between the hosts ``delay`` seconds late, without a ``loss`` of them."""
+    """Carries packets between the hosts, ``delay`` seconds late, and drops a share ``loss`` of
+    them.
+    """
 
     def __init__(self, names: list[str]) -> None:
         self.delay, self.loss, self.cut = 0.0, 0.0, False
@@ -66,7 +69,7 @@ def _tunnel() -> int:
 
 
 def _on(name: str, make: Callable[[], Any]) -> Any:
-    """Return what is made by a thread on a host."""
+    """Call a function in a thread on a host, and return its result."""
     with ThreadPoolExecutor(1, initializer=enter, initargs=[name]) as pool:
         return pool.submit(make).result()
 
@@ -82,7 +85,7 @@ def _ip(*words: str) -> None:
 
 @contextlib.contextmanager
 def two_hosts() -> Iterator[Wire]:
-    """Within the block there are hosts with ADDRESSES at INTERFACE, or UnavailableError."""
+    """Provide hosts with ADDRESSES at INTERFACE within the block, or raise UnavailableError."""
     names = [f"poptorch-{os.getpid()}-{letter}" for letter in "ab"]
     with contextlib.ExitStack() as undo:
         for name in names:
@@ -99,7 +102,7 @@ def two_hosts() -> Iterator[Wire]:
 
 
 def enter(name: str) -> None:
-    """Put this process, and those it starts, on a host."""
+    """Move this process, and those that it starts, to a host."""
     handle = os.open(f"/run/netns/{name}", os.O_RDONLY)
     try:
         if ctypes.CDLL(None, use_errno=True).setns(handle, _NETWORK):

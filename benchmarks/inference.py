@@ -1,8 +1,8 @@
-"""Inference beside eager torch, ``torch.compile`` with frozen weights, ONNX Runtime and OpenVINO.
+"""Compare inference with eager PyTorch, frozen ``torch.compile``, ONNX Runtime and OpenVINO.
 
-All in one process, in turn; ratios are the other's time over ours. The runtimes take part where
-they are installed: ``pip install onnx onnxscript onnxruntime openvino``; so does transformers, one
-step of a GPT-2 with a cache of keys and values.
+All contestants alternate in one process. Ratios are the time of the other one divided by ours. A
+runtime takes part if it is installed: ``pip install onnx onnxscript onnxruntime openvino``. If
+transformers is installed, one row is a step of a GPT-2 with a cache of keys and values.
 
 Usage: python benchmarks/inference.py [ROW ...] [--small] [--threads N] [--seconds S] [--out FILE]
 """
@@ -34,7 +34,7 @@ LAYERS, HEADS, WIDTH, CACHED = 4, 4, 256, 64
 
 
 class Scores(nn.Module):
-    """A model of the table of record without its loss."""
+    """A model of the main speed table without its loss."""
 
     def __init__(self, model: Bert | ResNet | Mlp) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class Scores(nn.Module):
 
 
 class Step(nn.Module):
-    """The next token's scores of a GPT-2, with the keys and values of those before it."""
+    """Computes the scores of the next token of a GPT-2, with cached keys and values."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ class Step(nn.Module):
 
 
 def step(rows: int) -> Inputs:
-    """Return a token of each row, and what is cached of those before."""
+    """Return a token for each row, and the cached keys and values."""
     shape = (LAYERS, rows, HEADS, CACHED, WIDTH // HEADS)
     return torch.randint(0, 1000, (rows, 1)), torch.randn(shape), torch.randn(shape)
 
@@ -97,7 +97,7 @@ ROWS = (
 )  # fmt: skip
 SMALL = ("cnn-1", "mlp-64")
 BY_RUNTIME = "poptorch, onnxruntime"
-# How its threads wait: they spin within a call, or never. Which is faster, neighbours decide.
+# Threads spin within a call, or never. The load of the machine decides which is faster.
 WAITING = {
     "ONNX Runtime": ("session.force_spinning_stop", "1"),
     "ONNX Runtime, no spinning": ("session.intra_op.allow_spinning", "0"),
@@ -105,7 +105,7 @@ WAITING = {
 
 
 def ours(model: nn.Module, inputs: Inputs, backend: str = "optimise") -> Run:
-    """Compile at once."""
+    """Return our contestant, compiled in advance."""
     options = poptorch.Options().backend(backend).showCompilationProgressBar(False)
     wrapped = poptorch.inferenceModel(model, options)
     wrapped(*inputs)
@@ -113,7 +113,7 @@ def ours(model: nn.Module, inputs: Inputs, backend: str = "optimise") -> Run:
 
 
 def eager(model: nn.Module, inputs: Inputs) -> Run:
-    """Return a call of the model as it is."""
+    """Return a call of the unchanged model."""
 
     def run() -> Any:
         with torch.inference_mode():
@@ -123,7 +123,7 @@ def eager(model: nn.Module, inputs: Inputs) -> Run:
 
 
 def frozen(model: nn.Module, inputs: Inputs) -> Run:
-    """Let torch compile it with its weights as constants."""
+    """Compile the model with torch, with the weights as constants."""
     import torch._inductor.config as settings
 
     with settings.patch(freezing=True), torch.no_grad():
@@ -138,7 +138,7 @@ def frozen(model: nn.Module, inputs: Inputs) -> Run:
 
 
 def onnxruntime(path: Path, inputs: Inputs, threads: int, setting: tuple[str, str]) -> Run:
-    """Let threads sleep between calls, at least: those that spin take the others' time."""
+    """Use threads that sleep between calls, because spinning threads slow down the others."""
     import onnxruntime as runtime
 
     options = runtime.SessionOptions()
@@ -151,7 +151,7 @@ def onnxruntime(path: Path, inputs: Inputs, threads: int, setting: tuple[str, st
 
 
 def openvino(path: Path, inputs: Inputs, threads: int) -> Run:
-    """Compute in float32, as all others do."""
+    """Compute in float32, like all others."""
     import openvino as runtime
 
     settings = {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": "f32"}
@@ -161,7 +161,7 @@ def openvino(path: Path, inputs: Inputs, threads: int) -> Run:
 
 
 def contestants(row: str, threads: int, folder: Path) -> dict[str, Run]:
-    """Make them, and check that they compute the same."""
+    """Create the contestants, and check that they compute the same values."""
     name, rows = row.rsplit("-", 1)
     _, make, data = MODELS[name]
     torch.manual_seed(0)
@@ -196,7 +196,7 @@ def measure(runs: dict[str, Run], seconds: float) -> dict[str, float]:
 
 
 def document(rows: dict[str, dict[str, float]]) -> str:
-    """The table as a section of the results."""
+    """Return the table as a section of the results."""
     names = list(dict.fromkeys(name for row in rows.values() for name in row))
     others = [name for name in names if name != "poptorch"]
     head = ["model, rows", *names, *(f"vs {name}" for name in others)]
@@ -213,13 +213,13 @@ def document(rows: dict[str, dict[str, float]]) -> str:
 
 
 def main() -> None:
-    """Print a line for each row, then the table."""
+    """Print a line for each row, and then the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("rows", nargs="*", metavar="ROW", help=f"of {', '.join(ROWS)}")
-    parser.add_argument("--small", action="store_true", help="two rows, for a second each")
+    parser.add_argument("--small", action="store_true", help="measure two rows, each for a second")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
-    parser.add_argument("--seconds", type=float, default=10.0, help="of each row")
-    parser.add_argument("--out", type=Path, help="JSON that medians are added to, by row")
+    parser.add_argument("--seconds", type=float, default=10.0, help="seconds for each row")
+    parser.add_argument("--out", type=Path, help="JSON file to which the medians are added, by row")
     chosen = parser.parse_args()
     torch.set_num_threads(chosen.threads)
     rows = chosen.rows or (SMALL if chosen.small else ROWS)

@@ -1,4 +1,6 @@
-"""A training step beside a busy process, against its quiet time: at most 2.5 times on two cores.
+"""Compare the time of a training step next to a busy process with its time on an idle machine.
+
+On two cores, the step may take at most 2.5 times as long.
 
 Usage: python benchmarks/interference.py [NAME ...]
 """
@@ -19,11 +21,11 @@ from workloads import WORKLOADS
 
 LIMIT = 2.5
 NAMES = ("cnn", "mlp", "cnn-1x16", "bert")
-SETTLING = 3.0  # seconds in which the number of threads may be found
+SETTLING = 3.0  # seconds for finding the number of threads
 
 
 def median(step: Callable[[], object], seconds: float) -> float:
-    """Return the median seconds of a step over some time."""
+    """Return the median seconds of a step, measured over some time."""
     times, end = [], time.perf_counter() + seconds
     while time.perf_counter() < end or len(times) < 5:
         start = time.perf_counter()
@@ -33,7 +35,7 @@ def median(step: Callable[[], object], seconds: float) -> float:
 
 
 def main() -> int:
-    """Print quiet and disturbed times; the exit status says whether the limit holds."""
+    """Print both times. The exit status says whether the limit holds."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("names", nargs="*", default=NAMES)
     status = 0

@@ -1,7 +1,7 @@
-"""The models behind the published rows, from public configurations, written in plain torch.
+"""The models of the published results, written in plain torch from public configurations.
 
-Sizes are those of Google's BERT and of the ResNet paper; placement and loop counts are those of the
-configurations that were published with the results.
+The sizes are those of Google's BERT and of the ResNet paper. Placement and loop counts are those of
+the configurations that were published with the results.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Layer(nn.Module):
 
 
 class Embeddings(nn.Module):
-    """Words, positions and kinds of token."""
+    """Embeddings of words, positions and token types."""
 
     def __init__(self, vocabulary: int, hidden: int, positions: int = 512) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class Bert(nn.Module):
 
 
 class Head(nn.Module):
-    """Masked words, with the weights of the embedding, and the next sentence."""
+    """Predicts masked words, with the weights of the embedding, and the next sentence."""
 
     def __init__(self, hidden: int, words: nn.Parameter) -> None:
         super().__init__()
@@ -104,7 +104,7 @@ class Head(nn.Module):
 
 
 class Pretraining(nn.Module):
-    """BERT with both of its first tasks."""
+    """BERT with both of its pretraining tasks."""
 
     def __init__(self, layers: int, hidden: int) -> None:
         super().__init__()
@@ -116,7 +116,7 @@ class Pretraining(nn.Module):
 
 
 class Answers(nn.Module):
-    """BERT that finds the beginning and the end of an answer."""
+    """BERT that finds the start and the end of an answer."""
 
     def __init__(self, layers: int, hidden: int) -> None:
         super().__init__()
@@ -130,7 +130,7 @@ class Answers(nn.Module):
 
 
 class Gpt2(nn.Module):
-    """GPT-2 with its loss; its layers are BERT's, as wide and with a causal mask."""
+    """GPT-2 with its loss. Its layers are those of BERT, with a causal mask."""
 
     def __init__(self, layers: int, hidden: int, vocabulary: int = 50257) -> None:
         super().__init__()
@@ -148,7 +148,7 @@ class Gpt2(nn.Module):
 
 
 def on_chips(bert: Bert | Gpt2, layers_per_ipu: list[int]) -> None:
-    """Put layers on chips; the embeddings are with the first of them."""
+    """Assign layers to chips. The embeddings are on the chip of the first layer."""
     begins = 0
     for ipu, count in enumerate(layers_per_ipu):
         if ipu:
@@ -157,7 +157,7 @@ def on_chips(bert: Bert | Gpt2, layers_per_ipu: list[int]) -> None:
 
 
 class Bottleneck(nn.Module):
-    """Three convolutions around a shortcut."""
+    """Three convolutions with a shortcut."""
 
     def __init__(self, before: int, width: int, stride: int) -> None:
         super().__init__()
@@ -182,7 +182,7 @@ class Bottleneck(nn.Module):
 
 
 class ResNet50(nn.Module):
-    """ResNet-50 for images of 224 x 224, which arrive in 8 bits, with its loss."""
+    """ResNet-50 for images of 224 x 224, which arrive as 8-bit integers, with its loss."""
 
     def __init__(self) -> None:
         super().__init__()

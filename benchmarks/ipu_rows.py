@@ -1,13 +1,13 @@
-"""Published results against their estimates, and the fit of the cost model's constants to them.
+"""Compare published results with their estimates, and fit the constants of the cost model.
 
-    python benchmarks/ipu_rows.py           # estimates of the rows, with their residuals
-    python benchmarks/ipu_rows.py --fit     # fits the four constants; residuals before and after
-    python benchmarks/ipu_rows.py --bands   # each row by constants that the others were fitted to
-    python benchmarks/ipu_rows.py --memory  # programs that ran and that did not: their verdicts
+    python benchmarks/ipu_rows.py           # the estimates, with their residuals
+    python benchmarks/ipu_rows.py --fit     # fit the four constants; residuals before and after
+    python benchmarks/ipu_rows.py --bands   # each row with constants fitted to the other rows
+    python benchmarks/ipu_rows.py --memory  # verdicts on programs that fitted and that did not
 
-A row is built with PopTorch's interface as its configuration says and priced by
-``poptorch.estimate``, weights and batches on the meta device. Sources: Graphcore's page of
-performance results (PR) and its examples repository (EX).
+A row is built with PopTorch's interface as its configuration says, and ``poptorch.estimate`` prices
+it. Weights and batches are on the meta device. Sources: Graphcore's page of performance results
+(PR) and its examples repository (EX).
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ NEUTRAL = dataclasses.replace(
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One published result, or a program of which it is known whether it fits.
+    """One published result, or a program that is known to fit or not to fit.
 
     Attributes:
-        title: what it is.
-        system: it was measured on.
-        published: items per second; 0 where only the verdict is known.
-        source: where that stands.
+        title: the name of the row.
+        system: the system on which it was measured.
+        published: items per second; 0 if only the verdict is known.
+        source: where the result was published.
         make: returns the wrapped model and a batch.
-        python: whether PopTorch's own work on the host is part of it.
-        ran: whether it fitted.
+        python: whether PopTorch's own work on the host is part of the result.
+        ran: whether the program fitted.
     """
 
     title: str
@@ -83,7 +83,7 @@ def bert_pretraining(
     length: int = 128, micro: int = 8, accumulation: int = 1752, places: int = 23,
     recomputation: int | None = None,
 ) -> tuple[Any, tuple[torch.Tensor, ...]]:  # fmt: skip
-    """BERT-Large on packed sequences, layers [3, 7, 7, 7], head beside embeddings."""
+    """Return BERT-Large on packed sequences, layers [3, 7, 7, 7], the head with the embeddings."""
     replicas = 4
     with torch.device("meta"):
         model = Pretraining(24, 1024).half().train()
@@ -106,7 +106,7 @@ def bert_pretraining(
 
 
 def bert_squad() -> tuple[Any, tuple[torch.Tensor, ...]]:
-    """BERT-Large that answers questions: sequences of 384, eight chips, two replicas."""
+    """Return BERT-Large for question answering: sequences of 384, eight chips, two replicas."""
     micro, accumulation, replicas, iterations = 4, 32, 2, 2
     with torch.device("meta"):
         model = Answers(24, 1024).half().train()
@@ -128,7 +128,7 @@ def bert_squad() -> tuple[Any, tuple[torch.Tensor, ...]]:
 def resnet50(
     micro: int = 18, accumulation: int = 57, replicas: int = 16, recompute: bool = True
 ) -> tuple[Any, tuple[torch.Tensor, ...]]:
-    """ResNet-50: replicas of one chip, activations computed again, images of 8 bits."""
+    """Return ResNet-50 with replicas of one chip, recomputed activations, and 8-bit images."""
     with torch.device("meta"):
         model = ResNet50().half().train()
     opts = _half(poptorch.Options())
@@ -145,7 +145,7 @@ def resnet50(
 
 
 def gpt2() -> tuple[Any, tuple[torch.Tensor, ...]]:
-    """GPT-2 medium on four chips, with all state of Adam on them."""
+    """Return GPT-2 medium on four chips, with all of Adam's state on them."""
     with torch.device("meta"):
         model = Gpt2(24, 1024).half().train()
     on_chips(model, [6, 6, 6, 6])
@@ -156,7 +156,7 @@ def gpt2() -> tuple[Any, tuple[torch.Tensor, ...]]:
 
 
 def small_cnn(synthetic: bool = True) -> tuple[Any, tuple[torch.Tensor, ...]]:
-    """The tutorial's CNN on images of 128 x 128, 50 iterations a call."""
+    """Return the tutorial's CNN on images of 128 x 128, with 50 iterations per call."""
     with torch.device("meta"):
         model = TutorialCnn(128).train()
     opts = poptorch.Options().deviceIterations(50).enableSyntheticData(synthetic)
@@ -166,7 +166,7 @@ def small_cnn(synthetic: bool = True) -> tuple[Any, tuple[torch.Tensor, ...]]:
 
 
 def fashion() -> tuple[Any, tuple[torch.Tensor, ...]]:
-    """The tutorial's CNN on FashionMNIST: a call per update."""
+    """Return the tutorial's CNN on FashionMNIST, with one update per call."""
     with torch.device("meta"):
         model = TutorialCnn(28).train()
     optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -175,7 +175,7 @@ def fashion() -> tuple[Any, tuple[torch.Tensor, ...]]:
 
 
 def mnist() -> tuple[Any, tuple[torch.Tensor, ...]]:
-    """A test of the MNIST tutorial's CNN in PopXL, whose session has no Python around a call."""
+    """Return the test of the MNIST tutorial's CNN in PopXL, where no Python surrounds a call."""
     with torch.device("meta"):
         model = Mnist().eval()
     return poptorch.inferenceModel(model), (torch.empty(80, 1, 28, 28, device="meta"),)
@@ -210,7 +210,7 @@ VERDICTS = (
 
 
 class Priced:
-    """A row that was captured once, priced for any constants."""
+    """A row that was captured once and can be priced with any constants."""
 
     def __init__(self, row: Row) -> None:
         self.row = row
@@ -229,7 +229,7 @@ class Priced:
         return price(self._subject.with_constants(**values), self.row.system, guesses=False)
 
     def residual(self, constants: Constants) -> float:
-        """Return the logarithm of estimated over published."""
+        """Return the logarithm of the estimate divided by the published value."""
         on_chips = tuple(getattr(constants, name) for name in ON_CHIPS)
         if on_chips not in self._seconds:
             changed = self._subject.with_constants(**dict(zip(ON_CHIPS, on_chips, strict=True)))
@@ -240,16 +240,17 @@ class Priced:
 
 
 def error(rows: Sequence[Priced], constants: Constants) -> float:
-    """Return the sum of the squares of the residuals."""
+    """Return the sum of the squared residuals."""
     return sum(row.residual(constants) ** 2 for row in rows)
 
 
 def fit(
     rows: Sequence[Priced], start: Constants = DEFAULT, pull: float = 0.0, exact: float = 1.01
 ) -> Constants:
-    """Return the constants that are off least: each in turn by smaller and smaller factors.
+    """Return the constants with the smallest error. Each constant is varied alternately by smaller
+    and smaller factors.
 
-    ``pull`` holds constants that the rows say nothing of where they start.
+    ``pull`` keeps constants that the rows do not determine near their initial values.
     """
 
     def off(constants: Constants) -> float:
@@ -273,7 +274,9 @@ def fit(
 
 
 def left_out(rows: Sequence[Priced]) -> dict[str, float]:
-    """Print each row by constants that the other rows were fitted to; return the worst by kind."""
+    """Print each row with constants that were fitted to the other rows. Return the worst ratio of
+    each kind.
+    """
     worst: dict[str, float] = {}
     for row in rows:
         constants = fit([other for other in rows if other is not row], NEUTRAL, 0.02, 1.05)
@@ -305,10 +308,10 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--fit", action="store_true", help="fit the constants")
-    parser.add_argument("--bands", action="store_true", help="leave out each row in turn")
-    parser.add_argument("--memory", action="store_true", help="verdicts only")
-    parser.add_argument("--only", default="", help="rows whose title has this")
-    parser.add_argument("--short", action="store_true", help="residuals only")
+    parser.add_argument("--bands", action="store_true", help="leave out one row at a time")
+    parser.add_argument("--memory", action="store_true", help="print only verdicts")
+    parser.add_argument("--only", default="", help="only rows whose title contains this text")
+    parser.add_argument("--short", action="store_true", help="print only residuals")
     chosen = parser.parse_args()
     if chosen.memory:
         return memory([row for row in VERDICTS if chosen.only in row.title])

@@ -1,9 +1,9 @@
-"""JAX as a contestant: a workload's step in a process of its own, in an environment of its own.
+"""Run a workload in JAX, in its own process and its own environment.
 
-Run by ``contestants.jax`` with the interpreter that has JAX, which need not have torch: the same
-shapes, optimizer and number format, weights from a generator of its own. It compiles the whole
-step, as its users do, says how long that took, and then makes one step for each line that it is
-sent and says how long that took.
+``contestants.jax`` starts this program with an interpreter that has JAX and does not need torch.
+Shapes, optimizer and number format are the same as in torch; the weights come from JAX's own random
+generator. The program compiles the whole step, as JAX users do, and prints the compile time. It
+then runs one step for each line on its standard input, and prints the time of the step.
 
 Usage: python benchmarks/jax_contestant.py cnn|mlp|bert THREADS
 """
@@ -34,17 +34,17 @@ RANDOM = np.random.default_rng(0)
 
 
 def normal(*shape: int) -> Any:
-    """Weights whose products keep the size of what comes in."""
+    """Return weights whose products have the scale of the input."""
     return jnp.asarray(RANDOM.normal(size=shape) / np.sqrt(np.prod(shape[1:])), jnp.float32)
 
 
 def linear(inputs: int, outputs: int) -> Tree:
-    """A layer's weights, laid out as torch's."""
+    """Return a layer's weights in torch's layout."""
     return {"w": normal(outputs, inputs), "b": jnp.zeros(outputs)}
 
 
 def apply(layer: Tree, x: Any) -> Any:
-    """``x W' + b``."""
+    """Return ``x W' + b``."""
     return x @ layer["w"].T + layer["b"]
 
 
@@ -61,7 +61,7 @@ def mlp() -> tuple[Tree, Callable[..., Any], Sequence[Any]]:
 
 
 def labels(*shape: int, classes: int = 10) -> Any:
-    """What should have come out."""
+    """Return the targets."""
     return jnp.asarray(RANDOM.integers(0, classes, shape))
 
 
@@ -137,14 +137,14 @@ def bert(hidden: int = 256, length: int = 64, heads: int = 4, vocabulary: int = 
 
 
 def sgd(weight: Any, gradient: Any, state: Any, count: Any) -> Any:
-    """With momentum 0.9, as torch's."""
+    """Return torch's SGD with momentum 0.9."""
     (velocity,) = state
     velocity = 0.9 * velocity + gradient
     return weight - 1e-3 * velocity, (velocity,)
 
 
 def adam(weight: Any, gradient: Any, state: Any, count: Any) -> Any:
-    """As torch's."""
+    """Return torch's Adam."""
     first, second = state
     first = first + 0.1 * (gradient - first)
     second = 0.999 * second + 0.001 * gradient * gradient
@@ -153,7 +153,7 @@ def adam(weight: Any, gradient: Any, state: Any, count: Any) -> Any:
 
 
 def training_step(logits: Callable[..., Any], update: Callable[..., Any]) -> Callable[..., Any]:
-    """Forward, backward and update in one compiled program, which writes over its state."""
+    """Compile forward, backward and update as one program that overwrites its state."""
 
     def loss(weights: Tree, x: Any, y: Any) -> Any:
         out = logits(weights, x)
@@ -173,11 +173,11 @@ def training_step(logits: Callable[..., Any], update: Callable[..., Any]) -> Cal
 
 
 def main() -> None:
-    """Compile, then step when asked."""
+    """Compile, then step on request."""
     weights, logits, batch = {"cnn": cnn, "mlp": mlp, "bert": bert}[sys.argv[1]]()
     update, moments = (sgd, 1) if sys.argv[1] == "cnn" else (adam, 2)
     states = [(jnp.zeros_like(leaf),) * moments for leaf in jax.tree.leaves(weights)]
-    states = jax.tree.map(jnp.copy, states)  # memory of its own for each
+    states = jax.tree.map(jnp.copy, states)  # each with its own memory
     count, step = jnp.zeros(()), training_step(logits, update)
     for at, _ in enumerate(itertools.chain([None], sys.stdin)):
         begin = time.perf_counter()

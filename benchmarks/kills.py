@@ -1,8 +1,11 @@
-"""Jobs killed at any moment: the others say who was, nothing is left, all ends as undisturbed.
+"""Kill processes of a job at random moments, and check how the job ends.
+
+The other processes must report which one was killed, nothing may be left behind, and a restarted
+job must end as an undisturbed job does.
 
 Usage: PYTHONPATH=tests python benchmarks/kills.py FIRST LAST
 
-The long suite makes such trials, too (``tests/harden``). Two hosts need root.
+The long tests also include such trials (``tests/harden``). Trials with two hosts need root.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ import hosts as network
 from helpers import job_hosts, job_killed, jobs
 from helpers.patience import HANGS, eventually
 
-PROMISED = 20  # seconds from a kill until the others have ended and said who it was
+PROMISED = 20  # seconds from a kill until the others have reported it and ended
 KILLS = 4  # in each trial under poprun
 MOMENTS = (
     "starting", "compiling", "in a call", job_killed.REDUCING, "exchanging the updated weights",
@@ -30,7 +33,7 @@ MOMENTS = (
 
 
 def trial(number: int) -> Iterator[tuple[str, str | None]]:
-    """Yield what came of each kill, and what is wrong with it."""
+    """Yield the result of each kill, and any error."""
     draw = random.Random(number)
     if draw.random() < 0.3:
         with tempfile.TemporaryDirectory() as name:
@@ -40,7 +43,7 @@ def trial(number: int) -> Iterator[tuple[str, str | None]]:
 
 
 def _launched(draw: random.Random) -> Iterator[tuple[str, str | None]]:
-    """Kill processes, or launchers, which the user then starts again, on one host or two."""
+    """Kill processes or launchers, which the user then starts again, on one host or two."""
     count, hosts = draw.choice(((2, 1), (3, 1), (2, 2)))
     launcher = draw.random() < 0.4
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
@@ -80,7 +83,7 @@ def _kill(draw: random.Random, count: int, launcher: bool) -> dict[str, object]:
 
 
 def left(folder: Path, temporary: Path) -> list[Path]:
-    """Return the processes that work in a folder, and what launchers keep in another one."""
+    """Return the processes that work in a folder, and the files that launchers keep in another."""
     found = [*temporary.glob("poprun-*")]
     for path in Path("/proc").glob("[0-9]*/cwd"):
         with contextlib.suppress(OSError):  # it is gone
@@ -90,7 +93,7 @@ def left(folder: Path, temporary: Path) -> list[Path]:
 
 
 def _by_hand(draw: random.Random, folder: Path) -> tuple[str, str | None]:
-    """Kill one of two or three processes without a launcher; start all of them again."""
+    """Kill one of two or three processes without a launcher. Start all of them again."""
     count = draw.choice((2, 2, 3))
     kill = _kill(draw, count, launcher=False)
     victim = int(str(kill["victim"]))
@@ -113,7 +116,7 @@ def _by_hand(draw: random.Random, folder: Path) -> tuple[str, str | None]:
 
 
 def _outlived(index: int, process: BaseProcess, victim: int, count: int, folder: Path) -> str:
-    """Return how a process ends that outlives another: "named" it, "finished", or what is wrong."""
+    """Return how a surviving process ends: "named" the killed one, "finished", or an error."""
     try:
         status = jobs.status(process, seconds=PROMISED)
     except TimeoutError:
@@ -121,14 +124,14 @@ def _outlived(index: int, process: BaseProcess, victim: int, count: int, folder:
     text = _printed(folder, index)
     if status == 1 and f"process {victim} of {count}" in text:
         return "named"
-    # Whoever went on alone would have other weights; so the work of both was done before.
+    # A process that continued alone would have other weights, so both had finished their work.
     if status == 0 and job_killed.digests([text]) == {undisturbed(count)}:
         return "finished"
     return f"process {index} ended with {status}: {text[-300:]}"
 
 
 def _again(count: int, folder: Path) -> str | None:
-    """Start all processes again; return what is wrong with how they end."""
+    """Start all processes again. Return any error in how they end."""
     for index, (status, text) in jobs.run("helpers.job_killed", [folder], count, folder).items():
         if status:
             return f"again, process {index} ended with {status}: {text[-300:]}"

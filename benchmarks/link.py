@@ -1,15 +1,18 @@
-"""Two processes over a slow link: with the backward pass cut in two, without, and torch's DDP; and
-which of both the library chooses, by what it measures of the link.
-With --curve N several over links of three latencies: the time of a call, and what was predicted.
+"""Train in two processes over a slow link, and compare with torch's DDP.
+
+The benchmark measures the backward pass cut in two parts and whole, and shows which of both the
+library chooses from its own measurement of the link. With ``--curve N`` it measures N processes
+over links with three latencies: the time of a call, and the prediction.
 
 Usage: python benchmarks/link.py [NAME ...] [--rate 1gbit] [--rounds N] [--backend NAME]
        python benchmarks/link.py [NAME ...] --delayed [--rate 200] [--rounds N] [--backend NAME]
        python benchmarks/link.py --curve N [--parts] [--rate 200] [--rounds N]
 
-The processes are in network namespaces, which needs root, ``ip`` and ``tc``; ``--rate none``
-has two on one machine. With ``--delayed``, and for a curve, the rate is in Mbit/s and packets go
-through this program, 1 ms one way, as not every kernel can delay them. The curve's models compute
-little: on few cores processes take turns, and what one computes is measured while all do.
+The processes are in network namespaces, which needs root, ``ip`` and ``tc``. ``--rate none`` runs
+both on this machine without namespaces. With ``--delayed`` and ``--curve``, the rate is in Mbit/s
+and packets pass through this program, 1 ms one way, because not every kernel can delay them. The
+models of the curve compute little: on few cores the processes alternate, so the computing time of
+one process is measured while all compute.
 """
 
 from __future__ import annotations
@@ -49,7 +52,7 @@ INTERFACE = "poptorch1"
 
 @contextlib.contextmanager
 def linked(rate: str) -> Iterator[None]:
-    """Within the block HOSTS are joined by a link that lets so much through in each direction."""
+    """Connect HOSTS, within the block, by a link with this rate in each direction."""
     first, second = HOSTS
     commands = [f"ip netns add {name}" for name in HOSTS]
     commands += [
@@ -79,10 +82,10 @@ TUNSETIFF, IFF_TUN, IFF_NO_PI = 0x400454CA, 0x1, 0x1000
 
 @contextlib.contextmanager
 def tunnelled(count: int) -> Iterator[dict[str, int]]:
-    """Within the block there are so many namespaces; yield by address what their packets come by.
+    """Create ``count`` namespaces within the block, and yield the tunnel of each address.
 
-    Packets are large, so that forwarding them takes little of the machine. Congestion control is
-    the plain one: others measure the link, and send slower for a while after a change.
+    Packets are large, so that forwarding them costs little. Congestion control is the simple
+    algorithm, because others measure the link and slow down for a while after a change.
     """
     names, files = [f"poptorch-c{at}" for at in range(count)], {}
     try:
@@ -106,8 +109,10 @@ def tunnelled(count: int) -> Iterator[dict[str, int]]:
 
 
 def forward(files: Mapping[str, int], rate: float) -> None:
-    """Pass packets on after a latency, the next of LATENCIES from each signal on; never return."""
-    os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))  # or who computes delays them
+    """Forward packets after a latency and never return. A signal selects the next of LATENCIES."""
+    os.sched_setscheduler(
+        0, os.SCHED_FIFO, os.sched_param(1)
+    )  # otherwise the computing processes delay them
     to = {bytes(map(int, address.split("."))): file for address, file in files.items()}
     free, under_way = dict.fromkeys(files.values(), 0.0), list[tuple[float, int, int, bytes]]()
     latencies, number = iter(LATENCIES), itertools.count()
@@ -132,7 +137,7 @@ def forward(files: Mapping[str, int], rate: float) -> None:
 
 
 def start_curve(count: int, rate: float) -> int:
-    """Start this program in so many namespaces; return how it ended."""
+    """Start this program in ``count`` namespaces, and return how it ended."""
     with tunnelled(count) as files:
         forwarder = os.fork()
         if not forwarder:
@@ -166,7 +171,7 @@ class Layers(torch.nn.Module):
 
 
 def in_job(width: int, together: bool, parts: bool) -> poptorch.PoplarExecutor:
-    """Return an executor; with ``parts`` each process has a part of the optimizer's state."""
+    """Return an executor. With ``parts``, each process has a part of the optimizer's state."""
     options = poptorch.Options().backend("reference").showCompilationProgressBar(False)
     where = poptorch.TensorLocationSettings().useReplicatedTensorSharding(parts)
     options.TensorLocations.setOptimizerLocation(where)
@@ -176,7 +181,7 @@ def in_job(width: int, together: bool, parts: bool) -> poptorch.PoplarExecutor:
     return poptorch.trainingModel(model, options, poptorch.optim.AdamW(model.parameters(), lr=0.01))
 
 
-CALLS = 4  # behind one another: then it does not count who began first
+CALLS = 4  # one after another, so that it does not matter which one started first
 
 
 def several(model: poptorch.PoplarExecutor, batch: torch.Tensor) -> None:
@@ -222,7 +227,7 @@ CUTS = {"cut": -math.inf, "chosen": early.__globals__["LEAST"], "whole": math.in
 
 
 def compiled(work: Workload, backend: str, least: float) -> poptorch.PoplarExecutor:
-    """Return the wrapped model, compiled for machines of their own."""
+    """Return the wrapped model, compiled for separate machines."""
     address = f"machine {dist.get_rank()}"
     apart = patch.object(_job, "own_address", lambda: address)
     with apart, patch.dict(early.__globals__, LEAST=least):
@@ -259,7 +264,7 @@ def measure(name: str, backend: str, rounds: int) -> None:
 
 
 def start(rate: str) -> int:
-    """Start this program on both hosts, or twice here; return how it ended."""
+    """Start this program on both hosts, or twice on this one. Return how it ended."""
     places = [["ip", "netns", "exec", name] if rate != "none" else [] for name in HOSTS]
     address = next(iter(HOSTS.values())) if rate != "none" else "127.0.0.1"
     variables = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": address, "MASTER_PORT": PORT}

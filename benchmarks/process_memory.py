@@ -1,9 +1,9 @@
-"""The peak of a process in a job of two, with the optimizer's state whole and in parts.
+"""Measure the peak memory of a process in a job of two, with whole and divided optimizer state.
 
 Usage: python benchmarks/process_memory.py [--width N] [--processes N] [--backend NAME]
 
-Adam trains three square matrices; the defaults are 50 million weights. The state in parts of two
-processes should take half of Adam's bytes less. Load on the machine does not matter.
+Adam trains three square matrices, by default with 50 million weights. If two processes divide the
+state, each should need half of Adam's bytes less. Other load on the machine does not matter.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import poptorch
 
 
 class Net(nn.Module):
-    """Three large matrices, one after the other."""
+    """Three large matrices, one after another."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -34,14 +34,14 @@ class Net(nn.Module):
 
 
 def peak() -> int:
-    """Return the most that this process has had in memory, in bytes."""
+    """Return the peak memory of this process in bytes."""
     with open("/proc/self/status") as status:
         (line,) = (line for line in status if line.startswith("VmHWM"))
     return int(line.split()[1]) << 10
 
 
 def train(width: int, backend: str, in_parts: bool) -> None:
-    """Be one process of the job: train a few steps, print the peak."""
+    """Run one process of the job: train a few steps and print the peak."""
     torch.set_num_threads(1)
     options = poptorch.Options().backend(backend).showCompilationProgressBar(False)
     settings = poptorch.TensorLocationSettings().useReplicatedTensorSharding(in_parts)
@@ -55,7 +55,7 @@ def train(width: int, backend: str, in_parts: bool) -> None:
 
 
 def job(chosen: argparse.Namespace, in_parts: bool) -> int:
-    """Run a job to its end; return the peak of its first process."""
+    """Run a job to its end. Return the peak of its first process."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = str(listener.getsockname()[1])
@@ -73,7 +73,7 @@ def job(chosen: argparse.Namespace, in_parts: bool) -> int:
 
 
 def main() -> None:
-    """Start both jobs, or be a process of one."""
+    """Start both jobs, or run one process of a job."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--width", type=int, default=4096)
     parser.add_argument("--processes", type=int, default=2)

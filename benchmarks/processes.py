@@ -1,16 +1,20 @@
-"""Several processes of one thread each: against one with the same work alone, against torch's DDP,
-eager and compiled, and the reduction against one all_reduce of the same bytes.
+"""Measure several processes with one thread each against one process, DDP and a plain all_reduce.
+
+Three comparisons: the job against a single process that does the same work alone; the job against
+torch's DDP, eager and compiled; and the reduction of the gradients against one all_reduce of the
+same number of bytes.
 
 Usage: python benchmarks/processes.py [NAME ...] [--processes N ...] [--backend NAME] [--rounds N]
 
-The contestants take turns in one job, each process on a core of its own where there are as many.
-While one process works alone the others wait in an exchange, which takes no processor time. A row
-is a line of JSON: medians in milliseconds, of the slowest process in each round. Floors: 0.9 of
-weak scaling for BERT; DDP's time at least ours; the reduction within 1.15 of one all_reduce.
+The contestants alternate in one job. If there are enough cores, each process has its own. While one
+process works alone, the others wait in an exchange, which takes no processor time. A row is a line
+of JSON: median milliseconds of the slowest process in each round. Limits: a weak scaling of at
+least 0.9 for BERT; DDP must not be faster than ours; the reduction takes at most 1.15 times as long
+as one all_reduce.
 
-``apart`` is the same work in all processes, without an exchange: what they take from one another.
-``beside`` is one all_reduce that runs during the computation, and ``after`` one that follows it:
-the most that an overlap could bring.
+``apart`` is the same work in all processes without an exchange. It shows how much the processes
+slow each other down. ``beside`` is one all_reduce that runs during the computation, and ``after``
+is one that follows it. Their difference is the most that overlapping could gain.
 """
 
 from __future__ import annotations
@@ -42,7 +46,7 @@ Step = Callable[[], object]
 
 
 def wrapped(work: Workload, together: bool, backend: str) -> poptorch.PoplarExecutor:
-    """Return the wrapped model: of one process among several, or of one alone."""
+    """Return the wrapped model, for one process among several or for a single process."""
     given = ingredients(work)
     options = poptorch.Options().backend(backend).showCompilationProgressBar(False)
     options.Training.gradientAccumulation(work.accumulation)
@@ -54,7 +58,8 @@ def wrapped(work: Workload, together: bool, backend: str) -> poptorch.PoplarExec
 def ddp(work: Workload, compiled: bool = False) -> Step:
     """Return a careful step with DistributedDataParallel: one reduction for each update.
 
-    Compiled, torch cuts the graph at DDP's buckets, so that gradients leave during backward.
+    When compiled, torch cuts the graph at DDP's buckets, so that gradients are sent during the
+    backward pass.
     """
     given = ingredients(work, fused=True)
     parallel = nn.parallel.DistributedDataParallel(given.net, gradient_as_bucket_view=True)
@@ -77,7 +82,7 @@ def ddp(work: Workload, compiled: bool = False) -> Step:
 
 
 def reductions(executor: poptorch.PoplarExecutor) -> tuple[Step, Callable[[], Any]]:
-    """Return the reduction of a program alone, and what begins one all_reduce of as many bytes."""
+    """Return a program's reduction alone, and a function that starts an all_reduce of its size."""
     session: Any = executor._session
     state = session.weights.store.state
     program = session.now.compiled.plan.program
@@ -97,9 +102,10 @@ WARM = 3  # rounds that do not count
 
 
 def turns(contestants: dict[str, Step], alone: set[str], rounds: int) -> dict[str, float]:
-    """Return median seconds; contestants take turns, and all processes wait for one another.
+    """Return median seconds. The contestants alternate, and all processes wait for each other.
 
-    Every other round is in reverse: who comes after a computation finds nothing in the caches.
+    Every second round is in reverse order, because a contestant that follows a computation finds
+    nothing in the caches.
     """
     times: dict[str, list[float]] = {name: [] for name in contestants}
     for at in range(rounds + WARM):
@@ -121,9 +127,10 @@ def cores() -> list[int]:
 
 
 def pin() -> bool:
-    """Give each process of the job a core of its own, if there are as many.
+    """Give each process of the job its own core, if there are enough.
 
-    All threads of a process move: those that compile have ended, and gloo's are there by now.
+    This moves all threads of a process. The compiling threads have ended by now, and the threads of
+    gloo exist.
     """
     own = cores()
     if len(own) < dist.get_world_size():
@@ -179,7 +186,7 @@ def measure(name: str, backend: str, rounds: int) -> None:
 
 
 def start(count: int) -> int:
-    """Start a job of so many processes of this program; return how it ended."""
+    """Start a job of ``count`` processes of this program. Return how it ended."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = str(listener.getsockname()[1])
@@ -193,7 +200,7 @@ def start(count: int) -> int:
 
 
 def main() -> int:
-    """Start job after job, or be a process of one."""
+    """Start one job after another, or run one process of a job."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("names", nargs="*", default=NAMES)
     parser.add_argument("--processes", type=int, nargs="+", default=[2], metavar="N")

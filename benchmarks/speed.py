@@ -1,9 +1,10 @@
-"""The table of record: workloads against the eager loop, ``torch.compile`` and JAX.
+"""Create the main speed table: workloads against the eager loop, ``torch.compile`` and JAX.
 
-Every workload runs in processes of its own with an empty compiler cache (precompiled headers apart,
-which a machine makes once). First each contestant alone: seconds from wrapping to the first result
-and to full speed, peak memory. A second process then starts with the first one's cache. At last all
-contestants take turns in one process.
+Every workload runs in its own processes with an empty compiler cache. Only the precompiled headers,
+which are created once on each machine, already exist. First, each contestant runs alone: the table
+shows the seconds from wrapping to the first result and to full speed, and the peak memory. A second
+process then starts with the cache of the first one. Finally, all contestants alternate in one
+process.
 
 Usage: python benchmarks/speed.py [--quick] [--only NAME ...] [--threads 2] [--out FILE]
 """
@@ -32,13 +33,19 @@ JAX = Path(__file__).resolve().parent.parent / ".venv-jax" / "bin" / "python"
 
 
 def main() -> None:
-    """Run the table, or one of the processes that it is made of."""
+    """Create the table, or run one of its processes."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="three workloads, fewer rounds")
+    parser.add_argument(
+        "--quick", action="store_true", help="measure three workloads in fewer rounds"
+    )
     parser.add_argument("--only", nargs="+", choices=WORKLOADS, metavar="NAME")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
-    parser.add_argument("--out", type=Path, help="JSON that the rows are added to, and a .md")
-    parser.add_argument("--jax", type=Path, default=JAX, help="interpreter that has JAX")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        help="JSON file to which the rows are added; a .md file is written next to it",
+    )
+    parser.add_argument("--jax", type=Path, default=JAX, help="Python interpreter with JAX")
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     if chosen.child:
@@ -58,7 +65,7 @@ def main() -> None:
 
 
 def measure(name: str, headers: Path, cache: Path, chosen: argparse.Namespace) -> Figures:
-    """Return everything about one workload."""
+    """Return all figures of one workload."""
     shutil.copytree(headers, cache)
     found = {
         f"{part}-alone": start(name, part, cache, chosen) for part in ("eager", "compile", "ours")
@@ -97,7 +104,7 @@ def child(name: str, part: str, chosen: argparse.Namespace) -> Figures:
 
 
 def alone(work: Workload, part: str) -> Figures:
-    """Seconds to the first result and to full speed, megabytes at the fullest moment."""
+    """Return seconds to the first result and to full speed, and the peak memory in megabytes."""
     import contestants
 
     form = {"eager": {"fused": True}, "compile": {"foreach": True}, "ours": {}}[part]
@@ -124,7 +131,7 @@ def _peak() -> float:
 
 
 def turns(name: str, chosen: argparse.Namespace) -> Figures:
-    """Medians of alternating runs, and the share of the machine's matmul peak."""
+    """Return medians of alternating runs, and the share of the machine's peak matmul rate."""
     import contestants
     from harness import alternate, medians
 
@@ -146,7 +153,7 @@ def turns(name: str, chosen: argparse.Namespace) -> Figures:
     eager = min(middle["eager"], middle.get("foreach", float("inf")))
     median = {"eager": eager, **{part: middle[part] for part in ("compile", "ours", "interpreted")}}
     figures: Figures = {"rounds": rounds}
-    if jax is not None:  # its own figures: without the way to its process and back
+    if jax is not None:  # measured by JAX itself, without the communication between the processes
         median["jax"] = medians({"jax": jax.seconds[-rounds:]})["jax"]
         figures["jax compiling"] = jax.compiling
         jax.end()
@@ -176,7 +183,7 @@ def _matmul_peak(size: int = 1024) -> float:
 
 
 def line(work: Workload, row: Figures) -> str:
-    """One row of the table in words."""
+    """Return one row of the table as text."""
     seconds = row["seconds"]
     eager, other = (seconds[part] / seconds["ours"] for part in ("eager", "compile"))
     jax = f"  JAX {seconds['jax'] / seconds['ours']:5.2f}" if "jax" in seconds else ""
@@ -199,7 +206,7 @@ def _commit() -> str:
 
 
 def document(rows: dict[str, Figures], threads: int) -> str:
-    """The table as a page, with the machine's description, the version and the commit."""
+    """Return the table as a page, with the machine, the version and the commit."""
     import torch
 
     import poptorch

@@ -1,10 +1,10 @@
-"""Hugging Face's Trainer: the plain one, the plain one with ``torch_compile``, and ours.
+"""Compare Hugging Face's Trainer with and without ``torch_compile``, and our Trainer.
 
-python benchmarks/trainer.py [--quick] [--processor-time]
+Usage: python benchmarks/trainer.py [--quick] [--processor-time]
 
-Every contestant trains the same model on the same samples. Runs take turns, so that a noisy machine
-hits all; of a run the first steps, which compile, are left out. Printed are medians per update, of
-processor time of this process where the machine is too busy for a clock.
+Every contestant trains the same model on the same samples. Runs alternate, so that a noisy machine
+affects all of them. The first steps of a run, which compile, are left out. The benchmark prints
+medians per update. Use ``--processor-time`` if the machine is too busy for wall-clock times.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Case = tuple[torch.nn.Module, list[dict[str, torch.Tensor]]]
 
 
 def bert(layers: int, hidden: int, heads: int, count: int) -> Case:
-    """Google's BERT-tiny, -mini or -small, 128 tokens."""
+    """Return Google's BERT-tiny, -mini or -small, with 128 tokens."""
     config = BertConfig(
         hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=heads,
         intermediate_size=4 * hidden, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
@@ -55,7 +55,7 @@ def bert(layers: int, hidden: int, heads: int, count: int) -> Case:
 
 
 def vit(hidden: int, heads: int, count: int) -> Case:
-    """Twelve layers, images of 96 x 96 in patches of 16: of 192 as in ViT-tiny, of 384 as in S."""
+    """Return twelve layers for images of 96 x 96 in patches of 16, ViT-tiny or ViT-S wide."""
     config = ViTConfig(
         hidden_size=hidden, num_hidden_layers=12, num_attention_heads=heads, image_size=96,
         intermediate_size=4 * hidden, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
@@ -67,7 +67,7 @@ def vit(hidden: int, heads: int, count: int) -> Case:
 
 
 def gpt2(count: int) -> Case:
-    """Four layers of 256, 128 tokens of 8,192."""
+    """Return four layers of width 256, with 128 tokens of a vocabulary of 8,192."""
     config = GPT2Config(
         vocab_size=8192, n_positions=128, n_embd=256, n_layer=4, n_head=4, resid_pdrop=0.0,
         embd_pdrop=0.0, attn_pdrop=0.0, use_cache=False, loss_type="ForCausalLM",
@@ -77,7 +77,7 @@ def gpt2(count: int) -> Case:
 
 
 def t5(count: int) -> Case:
-    """Four and four layers of 256, as in T5-efficient-tiny, 64 and 32 tokens of 8,192."""
+    """Return four and four layers of width 256, as in T5-efficient-tiny, for 64 and 32 tokens."""
     config = T5Config(
         vocab_size=8192, d_model=256, d_kv=64, d_ff=1024, num_layers=4, num_heads=4,
         dropout_rate=0.0, use_cache=False, decoder_start_token_id=0,
@@ -101,25 +101,25 @@ MODELS: Mapping[str, Callable[[int], Case]] = {
 
 
 class Clock(transformers.TrainerCallback):
-    """Seconds of each update."""
+    """Records the seconds of each update."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self.seconds: list[float] = []
         self._now = now
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
-        """Start."""
+        """Start the clock."""
         self._start = self._now()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
-        """Stop."""
+        """Stop the clock."""
         self.seconds.append(self._now() - self._start)
 
 
 def run(
     name: str, case: Case, now: Callable[[], float], **arguments: Any
 ) -> tuple[list[float], list[float]]:
-    """Train once; return the seconds of every update, and the losses."""
+    """Train once. Return the seconds of every update, and the losses."""
     model, samples = copy.deepcopy(case[0]), case[1]
     clock = Clock(now)
     with tempfile.TemporaryDirectory() as folder:
@@ -144,13 +144,17 @@ def run(
 def main() -> None:
     """Print a table for each model."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="fewer updates, one run of each")
-    parser.add_argument("--processor-time", action="store_true", help="instead of a clock's")
-    parser.add_argument("--rows", type=int, default=8, help="samples of a micro-batch")
+    parser.add_argument("--quick", action="store_true", help="fewer updates, and one run of each")
+    parser.add_argument(
+        "--processor-time",
+        action="store_true",
+        help="measure processor time instead of wall-clock time",
+    )
+    parser.add_argument("--rows", type=int, default=8, help="samples in a micro-batch")
     parser.add_argument("--accumulation", type=int, default=1)
     parser.add_argument("--bf16", action="store_true", help="autocast to bfloat16")
     parser.add_argument("--models", nargs="*", choices=MODELS, default=list(MODELS))
-    parser.add_argument("--out", type=Path, help="write the medians there as JSON")
+    parser.add_argument("--out", type=Path, help="write the medians to this JSON file")
     chosen = parser.parse_args()
     updates, runs, first = (8, 1, 3) if chosen.quick else (16, 3, 4)
     now = time.process_time if chosen.processor_time else time.perf_counter

@@ -1,12 +1,13 @@
-"""Equal stages on several processes: the time of an update, and how long processes wait for others.
+"""Measure updates of equal stages on several processes, and how long the processes wait.
 
 Usage: python benchmarks/waiting.py [--processes 2 4] [--accumulation 4 8 16] [--against CHECKOUT]
 
-Each process has one thread, and a core where there are enough. In turn with the pipeline each runs
-all stages for itself, all at once. What that takes, divided by their number, is ideal: cores that
-share caches and power count in both. Waiting is the time in which a process has nothing to compute,
-because what it reads next is made elsewhere: the bubble, which the plan predicts.
-Another checkout's package runs in jobs of its own, one after each of ours.
+Each process has one thread, and its own core if there are enough. Alternating with the pipeline,
+all processes run all stages for themselves at the same time. The time of this, divided by the
+number of processes, is the ideal time: cores that share caches and power affect both. Waiting is
+the time in which a process has nothing to compute because another process has not finished its next
+input (the bubble, which the plan predicts). With ``--against``, jobs of another checkout alternate
+with jobs of this one.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ import poptorch
 from poptorch.backends.peers import Passing, Peers
 
 ROOT = Path(__file__).resolve().parent.parent
-waited = [0.0]  # seconds of this process, for values of others
+waited = [0.0]  # seconds that this process waits for values of others
 WIDTH, LAYERS, SAMPLES, UPDATES = 512, 4, 128, 2  # of weights, a stage, a micro-batch, a call
 
 
@@ -58,7 +59,7 @@ def wrapped(stages: int, accumulation: int, grouped: bool, alone: bool) -> popto
 
 
 def cores() -> list[int]:
-    """Return this process's cores; second threads of one core come last."""
+    """Return this process's cores. Second hardware threads of a core are last."""
     seen: list[str] = []
     order = []
     for core in sorted(os.sched_getaffinity(0)):
@@ -94,7 +95,7 @@ def measure(processes: int, accumulation: int, rounds: int, grouped: bool) -> No
                 share = torch.tensor(waited[0] / UPDATES * 1e3 / times[name][-1] / processes)
                 dist.all_reduce(share)
                 times["waiting"].append(share.item())
-    medians = (statistics.median(of[1:]) for of in times.values())  # the first compiles
+    medians = (statistics.median(of[1:]) for of in times.values())  # the first call compiles
     took, each, alone, waiting = medians
     staged, ideal = both.plan().staged, each / processes
     if dist.get_rank() == 0 and staged is not None:
@@ -131,7 +132,7 @@ def main() -> int:
     if len(own) >= processes:
         os.sched_setaffinity(0, {own[dist.get_rank()]})
     for accumulation in chosen.accumulation:
-        if accumulation >= 2 * processes - 1:  # a pipeline's least
+        if accumulation >= 2 * processes - 1:  # the minimum for a pipeline
             measure(processes, accumulation, chosen.rounds, chosen.grouped)
     return 0
 

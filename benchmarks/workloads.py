@@ -1,6 +1,7 @@
-"""The workloads of the table of record: a model, an optimizer, counts, and what must hold.
+"""The workloads of the main speed table: models, optimizers, loop counts and required speed-ups.
 
-Floors are ratios, the other contestant's time over ours, on two quiet cores in float32.
+A floor is the smallest allowed ratio of the time of another contestant to our time, on two idle
+cores in float32.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from poptorch_ipu import ClassificationModel, ModelWithLoss
 
 
 class Block(nn.Module):
-    """Two convolutions around a shortcut, as in ResNet-18."""
+    """Two convolutions with a shortcut, as in ResNet-18."""
 
     def __init__(self, before: int, width: int, stride: int) -> None:
         super().__init__()
@@ -40,7 +41,7 @@ class Block(nn.Module):
 
 
 class ResNet(nn.Module):
-    """ResNet-18's shape for images of 32 x 32, 16 channels wide, with its loss."""
+    """The architecture of ResNet-18 for images of 32 x 32, 16 channels wide, with its loss."""
 
     def __init__(self, width: int = 16) -> None:
         super().__init__()
@@ -120,17 +121,17 @@ class Mlp(nn.Module):
 
 
 def cnn() -> nn.Module:
-    """The tutorial's network with its loss."""
+    """Return the tutorial's network with its loss."""
     return ModelWithLoss(ClassificationModel(), nn.NLLLoss())
 
 
 def images(shape: tuple[int, ...]) -> Callable[[int], tuple[torch.Tensor, torch.Tensor]]:
-    """Return what makes so many inputs of a shape, with labels of ten classes."""
+    """Return a function that creates a number of inputs of a shape, with labels of ten classes."""
     return lambda rows: (torch.randn(rows, *shape), torch.randint(0, 10, (rows,)))
 
 
 def tokens(rows: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return sequences and what they should have been."""
+    """Return sequences and their targets."""
     return torch.randint(0, 1000, (rows, 64)), torch.randint(0, 1000, (rows, 64))
 
 
@@ -139,16 +140,16 @@ class Workload:
     """One row of the table.
 
     Attributes:
-        title: the row's name.
-        model: makes the module, with its loss as the last result.
-        data: makes the inputs of so many rows.
+        title: the name of the row.
+        model: creates the module, whose last result is the loss.
+        data: creates the inputs for a number of rows.
         micro: rows of a micro-batch.
-        optimizer: a class of torch.optim, SGD with momentum; None for inference.
-        accumulation, replicas, iterations: of one call.
+        optimizer: a class of torch.optim; SGD has momentum. None for inference.
+        accumulation, replicas, iterations: the loop counts of one call.
         precision: "bfloat16" and "float16" convert the model, "autocast" computes in bfloat16.
-        floors: what must hold against eager and against ``torch.compile``.
-        first, full: seconds that must suffice for the first training result, and for full speed
-            in a second process; None where nothing is said.
+        floors: the required speed-up over eager and over ``torch.compile``.
+        first, full: allowed seconds to the first training result, and to full speed in a second
+            process; None if there is no limit.
     """
 
     title: str
@@ -165,7 +166,7 @@ class Workload:
     full: float | None = None
 
     def module(self) -> nn.Module:
-        """Return the model, the same weights every time."""
+        """Return the model, always with the same weights."""
         torch.manual_seed(0)
         model = self.model()
         if self.precision == "autocast":
@@ -179,7 +180,7 @@ class Workload:
 
     @property
     def steps(self) -> int:
-        """Micro-batches of one call."""
+        """Return the micro-batches of one call."""
         return self.accumulation * self.replicas * self.iterations
 
     def settings(self) -> dict[str, Any]:

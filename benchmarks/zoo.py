@@ -1,15 +1,21 @@
-"""Small models of other people, random weights: three updates of two micro-batches beside eager.
+"""Train small models of other libraries, and compare three updates with eager PyTorch.
 
-Those of transformers; of timm and diffusers where they are installed (``pip install --no-deps``:
-what timm imports of torchvision has a stand-in). A model is equal if it ends no further from eager
-in float64 than twice what eager in float32 does, started from these weights or (the largest of
-three) from weights that are an ulp off. What ``forward`` draws from NumPy, masks over time for
-instance, is the same in each call. What eager does not train in this form, or to numbers that are
-none, is not counted. ``python benchmarks/zoo.py [NAME ...]``.
+The models come from transformers, and from timm and diffusers if they are installed. (Install them
+with ``pip install --no-deps``; a stand-in replaces what timm imports from torchvision.) They have
+random weights, and each update has two micro-batches.
+
+A model counts as equal if its weights end no further from those of eager PyTorch in float64 than
+twice the distance of eager PyTorch in float32. The latter distance is the largest of three runs:
+from the same weights, and from two sets of weights that differ by one ulp. Numbers that ``forward``
+draws with NumPy, such as masks over time, are the same in each call. Models that eager PyTorch does
+not train in this form, or trains to NaN or infinite weights, do not count.
 
 Some models of transformers run once more, ``checkpointed``: with dropout and
-``gradient_checkpointing_enable()``. No other run draws the same masks, so that these are equal if
-``checkAgainstEager("error")``, which hands the draws of eager to the program, finds no difference.
+``gradient_checkpointing_enable()``. Another run would not draw the same masks, so these count as
+equal if ``checkAgainstEager("error")``, which gives eager PyTorch's random numbers to the program,
+finds no difference.
+
+Usage: python benchmarks/zoo.py [NAME ...]
 """
 
 from __future__ import annotations
@@ -38,8 +44,8 @@ from transformers.models.auto import modeling_auto
 import poptorch
 
 UPDATES, MICRO_BATCHES, ROWS, LENGTH, CLASSES = 3, 2, 2, 16, 3
-LIMIT_S = 90  # of the processor, eager's runs included: other processes do not count
-# Sizes by the names that configurations have for them; 2 layers of 2 heads, 16 wide.
+LIMIT_S = 90  # processor seconds, including the eager runs; other processes do not count
+# Sizes by their names in configurations: 2 layers with 2 heads, 16 wide.
 SMALL: dict[str, Any] = {
     **dict.fromkeys(
         ("hidden_size", "d_model", "n_embd", "emb_dim", "dim", "embedding_size", "projection_dim",
@@ -78,7 +84,7 @@ Batch = dict[str, torch.Tensor]
 
 
 class TooSlow(BaseException):
-    """A model takes more than its share of the time."""
+    """A model takes longer than the time limit."""
 
 
 def shrink(config: Any) -> Any:
@@ -140,7 +146,7 @@ def ours(model: nn.Module, batch: Batch, backend: str, check: str = "warn") -> n
 
 
 def nudged(model: nn.Module, seed: int) -> nn.Module:
-    """Return a copy with each weight where it was, or the next number up or down."""
+    """Return a copy in which each weight is unchanged or is the next number up or down."""
     model, draw = copy.deepcopy(model), torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for each in model.parameters():
@@ -150,7 +156,7 @@ def nudged(model: nn.Module, seed: int) -> nn.Module:
 
 
 def distance(model: nn.Module, exact: nn.Module) -> float:
-    """Between the weights: the largest of all tensors' differences."""
+    """Return the largest difference between the weights of two models."""
     pairs = zip(model.parameters(), exact.parameters(), strict=True)
     return max((a.double() - b).abs().max().item() for a, b in pairs if a.numel())
 
@@ -160,7 +166,7 @@ Verdict = Callable[[Make, str], str | None]
 
 
 def verdict(make: Make, backend: str) -> str | None:
-    """Say what came of a model; None if eager does not train it in this form."""
+    """Return the result for a model, or None if eager PyTorch does not train it in this form."""
     torch.manual_seed(0)
     try:
         model, batch = make()
@@ -171,14 +177,14 @@ def verdict(make: Make, backend: str) -> str | None:
         if sum(p.numel() for p in model.parameters()) > 20_000_000:
             return None
         exact, plain = (eager(model, batch, kind) for kind in (torch.float64, torch.float32))
-    except Exception:  # whatever a configuration does not like about these sizes
+    except Exception:  # a configuration may refuse these sizes with any error
         return None
     noise = distance(plain, exact)
     if not math.isfinite(noise):
         return None
     try:
         trained = ours(model, batch, backend)
-    except Exception as error:  # which is what the table is about
+    except Exception as error:  # the result that this table shows
         return f"refused: {type(error).__name__}: {str(error.args[0] if error.args else '')[:100]}"
     apart = distance(trained, exact)
     if apart > 2 * noise + 1e-9:
@@ -188,7 +194,7 @@ def verdict(make: Make, backend: str) -> str | None:
 
 
 class Skipped(logging.Handler):
-    """Keeps the reason why a program was not compared with eager."""
+    """Stores the reason why a program was not compared with eager PyTorch."""
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)
@@ -200,7 +206,9 @@ class Skipped(logging.Handler):
 
 
 def checked(make: Make, backend: str) -> str | None:
-    """Say what the check found of a model that draws and recomputes; None as in ``verdict``."""
+    """Return the result of the check for a model that draws random numbers and recomputes, or None
+    as ``verdict`` does.
+    """
     torch.manual_seed(0)
     try:
         model, batch = make()
@@ -209,7 +217,7 @@ def checked(make: Make, backend: str) -> str | None:
             if isinstance(part, nn.modules.dropout._DropoutNd):
                 part.p = DROPOUT
         eager(model, batch, torch.float32)
-    except Exception:  # whatever a configuration does not like about these sizes
+    except Exception:  # a configuration may refuse these sizes with any error
         return None
     skipped, engine = Skipped(), logging.getLogger("poptorch:cpp")
     level = engine.level
@@ -217,7 +225,7 @@ def checked(make: Make, backend: str) -> str | None:
     engine.setLevel(logging.INFO)
     try:
         ours(model, batch, backend, "error")
-    except Exception as error:  # which is what the table is about
+    except Exception as error:  # the result that this table shows
         return f"refused: {type(error).__name__}: {str(error.args[0] if error.args else '')[:200]}"
     finally:
         engine.removeHandler(skipped)
@@ -233,14 +241,14 @@ def of_transformers() -> Iterator[tuple[str, str, Make]]:
 
                 def make(kind: str = kind, config: Any = config_class, model: Any = each) -> Any:
                     small = shrink(config())
-                    small.num_labels, small.pad_token_id = CLASSES, 0  # which they need not list
+                    small.num_labels, small.pad_token_id = CLASSES, 0  # models need not list it
                     return model(small), inputs(kind, small)
 
                 yield kind, each.__name__, make
 
 
 class Graded(nn.Module):
-    """A model, and the loss of what it returns: of classes, or of values that it should return."""
+    """A model with a loss on its results, which are classes or values."""
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
@@ -260,7 +268,7 @@ class _Named(type):
 
 
 class _StandIn(types.ModuleType):
-    """A module that timm imports from and calls nothing of when it trains."""
+    """A module from which timm imports names that it does not use in training."""
 
     __path__: list[str] = []
 
@@ -289,7 +297,7 @@ LITTLE = re.compile(
 
 
 def of_timm() -> Iterator[tuple[str, str, Make]]:
-    """Of each of its modules the tests' models, or a little one."""
+    """Return, for each module of timm, the models of its tests or a small model."""
     if importlib.util.find_spec("torchvision") is None:
         sys.meta_path.append(_StandIns())  # type: ignore[arg-type]
     import timm
@@ -324,7 +332,7 @@ CODED = {
 }
 PATCHED = {"num_attention_heads": 2, "attention_head_dim": 8, "num_layers": 2, "sample_size": 8,
            "patch_size": 2, "in_channels": 4, "out_channels": 4}  # fmt: skip
-# Settings, and what is given beside images: the shapes of one sample.
+# Settings, and the inputs besides images: the shapes of one sample.
 DIFFUSERS: dict[str, tuple[dict[str, Any], dict[str, tuple[int, ...]]]] = {
     "UNet2DModel": ({**BLOCKS, **DOWN_UP, "in_channels": 3, "out_channels": 3}, {}),
     "UNet2DConditionModel": (
@@ -364,7 +372,7 @@ DIFFUSERS: dict[str, tuple[dict[str, Any], dict[str, tuple[int, ...]]]] = {
         {"encoder_hidden_states": (5, 8)},
     ),
 }  # fmt: skip
-TIMED = ("UNet", "Transformer")  # models of steps in time
+TIMED = ("UNet", "Transformer")  # models that take a diffusion time step
 
 
 def of_diffusers() -> Iterator[tuple[str, str, Make]]:

@@ -25,7 +25,8 @@ and to published programs. After each sentence follow links to the tests that sh
 These tests cite its number: `@pytest.mark.spec("data", 3)`. If this library intentionally differs
 from PopTorch for IPUs, [differences.md](differences.md) says so.
 
-`scripts/behaviours_page.py` creates this page from [behaviours.toml](behaviours.toml) and the tests.
+`scripts/behaviours_page.py` creates this page from [behaviours.toml](behaviours.toml) and from the
+tests.
 """
 
 Cited = tuple[str, int]  # chapter, number

@@ -1,6 +1,6 @@
-"""Writes the table of who is newer, host or device, into ARCHITECTURE.md.
+"""Write the table of which copy of a tensor is newer, host or device, into ARCHITECTURE.md.
 
-python scripts/coherence_table.py
+Usage: python scripts/coherence_table.py
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ BEGIN, END = "<!-- scripts/coherence_table.py -->\n", "<!-- end of the table -->
 
 
 def as_text() -> str:
-    """Return the table for people, without what changes nothing."""
+    """Return the table as text, without transitions that change nothing."""
     lines = ["|event|" + "|".join(state.name for state in Coherence) + "|"]
     lines.append("|---" * (len(Coherence) + 1) + "|")
     for event in Event:
@@ -29,7 +29,7 @@ def as_text() -> str:
 
 
 def page() -> str:
-    """Return the page as it should be."""
+    """Return the text of the page."""
     before, _, rest = PAGE.read_text().partition(BEGIN)
     return before + BEGIN + as_text() + END + rest.partition(END)[2]
 

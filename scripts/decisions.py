@@ -1,10 +1,10 @@
-"""Writes what small programs are made of into tests/decisions.txt, as text and digests.
+"""Write what the programs of small models consist of into tests/decisions.txt, as text and digests.
 
-python scripts/decisions.py
+Usage: python scripts/decisions.py
 
-Which micro-batches run side by side, what is computed again, what is fused, packed or moved: most
-of it changes no number, and all of it shows in the graphs. After a change that is meant to decide
-otherwise the difference of the file says what else did.
+The file shows decisions that usually do not change any number: which micro-batches run side by
+side, what is recomputed, and what is fused, packed or moved. After a change that is meant to change
+a decision, the difference of the file shows which other decisions changed.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def _described(value: Any) -> str:
 
 
 def _graph(title: str, module: fx.GraphModule, labels: bool = False) -> Iterator[str]:
-    """Count the operators; the digest is of these in order, what they read, and their layouts."""
+    """Count the operators. The digest covers their order, their inputs and their layouts."""
     numbers = {node: f"%{at}" for at, node in enumerate(module.graph.nodes)}
     text, names = [], Counter[str]()
     for node in module.graph.nodes:
@@ -137,7 +137,7 @@ def _running(opts: poptorch.Options) -> None:
 
 
 class Deep(nn.Module):
-    """Layers, the last of which are in a block of their own, with what is not computed twice."""
+    """Layers, the last of which are in their own block, with parts that are not recomputed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -161,7 +161,7 @@ def _recomputed() -> Any:
 
 
 class Images(nn.Module):
-    """Few channels, many, several at once, pooled and normalised."""
+    """Convolutions with few, with many and with several channels, pooling and normalisation."""
 
     def __init__(self, wide: int) -> None:
         super().__init__()
@@ -187,7 +187,7 @@ def _read_images() -> Any:
 
 
 def _products(rows: int) -> Case:
-    """Weights that are packed and not, with activations, sums and what else reads them."""
+    """Packed and plain weights, with activations, sums and other readers."""
 
     def forward(m: Having, x: torch.Tensor) -> Any:
         y = F.gelu(m.wide(x)).view(rows, 2, -1).flatten(1)
@@ -221,7 +221,7 @@ def _half() -> Any:
 
 
 def _layers(algorithm: Any) -> Case:
-    """Enough small weights for bundles, of two kinds, one of them in two places."""
+    """Enough small weights for bundles, of two kinds. One of the weights is used twice."""
 
     def forward(m: Having, x: torch.Tensor) -> torch.Tensor:
         for layer in m.layers:
@@ -248,7 +248,7 @@ GIGABIT = (1e-5, 1.25e8)
 
 
 def _shared(link: tuple[float, float] | None, change: Change, make: Any) -> Case:
-    """What one of two processes has, without the other."""
+    """Return the graphs of one process of two, without the other process."""
 
     def plan() -> Any:
         layers = nn.Sequential(*(nn.Linear(300, 300) for _ in range(4)))
@@ -324,7 +324,7 @@ def text(name: str) -> str:
 
 
 def _unmeasured(work: Counter[libraries.Shape], measures: bool) -> dict[libraries.Shape, str]:
-    """Choose alike on every processor."""
+    """Make the same decisions on every processor."""
     return {shape: libraries.by_rule(shape) for shape in work}
 
 

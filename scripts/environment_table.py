@@ -1,6 +1,6 @@
-"""Writes docs/reference/environment.md from the library's own table of variables.
+"""Write docs/reference/environment.md from the library's own table of variables.
 
-python scripts/environment_table.py
+Usage: python scripts/environment_table.py
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _shown(default: object) -> str:
 
 
 def page() -> str:
-    """Return the page as it should be."""
+    """Return the text of the page."""
 
     def row(variable: env.Variable) -> str:
         return f"| `{variable.name}` | {_shown(variable.default)} | {variable.effect} |\n"

@@ -1,8 +1,9 @@
-"""Make the small subset of FashionMNIST that the examples fall back to.
+"""Create the small subset of FashionMNIST that the examples use if the full data set is missing.
 
-Takes the first images of the full set in the Debian package ``dataset-fashion-mnist``:
+The subset consists of the first images of the full set in the Debian package
+``dataset-fashion-mnist``.
 
-    python scripts/make_subset.py
+Usage: python scripts/make_subset.py
 """
 
 from __future__ import annotations

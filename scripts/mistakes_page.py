@@ -1,4 +1,4 @@
-"""Write docs/reference/mistakes.md: common mistakes, each run, with what is printed for it."""
+"""Write docs/reference/mistakes.md: run common mistakes, and show what each of them prints."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ class _Lines(logging.Handler):
 
 
 def printed(code: str, name: str) -> str:
-    """Run lines after the first ones, as a file of that name; return errors and warnings."""
+    """Run lines after the first lines, as a file of this name. Return errors and warnings."""
     whole = FIRST + code + "\n"
     linecache.cache[name] = (len(whole), None, whole.splitlines(keepends=True), name)
     torch.manual_seed(0)
@@ -172,9 +172,9 @@ def printed(code: str, name: str) -> str:
 
 
 def page() -> str:
-    """Return the page; each mistake is run by the interpreter."""
+    """Return the text of the page. Each mistake runs on the interpreter."""
     plain, often = poptorch.Options, guards.CHECK_EVERY
-    guards.CHECK_EVERY = 0.0  # the second of two calls in a row may come sooner than that
+    guards.CHECK_EVERY = 0.0  # two calls in a row may be closer together than the default
     poptorch.Options = lambda: plain().backend("reference").showCompilationProgressBar(False)
     try:
         parts = [HEAD, "```py\n", FIRST, "```\n"]

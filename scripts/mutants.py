@@ -1,9 +1,10 @@
-"""Plant defects, one operator, constant or comparison at a time, and see whether tests catch them.
+"""Plant defects, one operator, constant or comparison at a time, and see whether tests find them.
 
-``python scripts/mutants.py _update --seed 0 -- tests/update`` changes a file of
-``src/poptorch/_update`` and runs ``pytest -x`` with the words after ``--``, for each of ``--count``
-changes. ``--record FILE`` keeps what became of each and goes on from there. ``--again FILE`` plants
-what a record has in the code of today; a line that has changed since is gone.
+``python scripts/mutants.py _update --seed 0 -- tests/update`` makes ``--count`` changes. Each of
+them changes a file of ``src/poptorch/_update`` and runs ``pytest -x`` with the arguments after
+``--``. ``--record FILE`` stores the outcome of each change, and a later run continues from there.
+``--again FILE`` plants the changes of a record in the current code. A line that has changed since
+then counts as gone.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ SWAPS: dict[type[ast.AST], Any] = {
     ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Add, ast.Div: ast.Mult,
     ast.FloorDiv: ast.Mult, ast.Mod: ast.Mult, ast.And: ast.Or, ast.Or: ast.And,
 }  # fmt: skip
-_SAID = (ast.Raise, ast.Assert, ast.JoinedStr)  # what is said or checked, not what is done
+_SAID = (ast.Raise, ast.Assert, ast.JoinedStr)  # texts and checks, which do not change results
 HANGS = "240"
 """Seconds after which a test counts as failed: a change may make a loop endless."""
 
@@ -35,7 +36,7 @@ Change = dict[str, Any]
 
 
 def changed(node: ast.AST) -> ast.AST | None:
-    """Return an expression with one thing changed, None where nothing can be."""
+    """Return an expression with one change, or None if nothing can be changed."""
     other: Any = copy.deepcopy(node)
     match other:
         case ast.Compare(ops=[op, *_]) if type(op) in SWAPS:
@@ -54,9 +55,9 @@ def changed(node: ast.AST) -> ast.AST | None:
 
 
 def running(node: ast.AST, function: str = "") -> Iterator[tuple[str, ast.AST]]:
-    """Yield the function and the node of all that runs when functions are called.
+    """Yield the function and the node of all code that runs when functions are called.
 
-    Not annotations, nor what an error, an assertion or a line of the log says.
+    Annotations, and the texts of errors, assertions and log lines, are left out.
     """
     for name, value in ast.iter_fields(node):
         if name in ("annotation", "returns", "decorator_list"):
@@ -73,7 +74,7 @@ def running(node: ast.AST, function: str = "") -> Iterator[tuple[str, ast.AST]]:
 
 
 def possible(path: Path) -> Iterator[Change]:
-    """Yield the changes of a file: its name, a function, and lines before and after."""
+    """Yield the possible changes of a file: its name, a function, and lines before and after."""
     text = path.read_text()
     lines = text.encode().splitlines(keepends=True)
     for function, node in running(ast.parse(text)):
@@ -90,13 +91,13 @@ def possible(path: Path) -> Iterator[Change]:
 
 
 def drawn(room: str, count: int, seed: int) -> list[Change]:
-    """Return changes of a room, the same for a seed."""
+    """Return random changes of a room. The same seed returns the same changes."""
     every = [change for path in sorted((PACKAGE / room).rglob("*.py")) for change in possible(path)]
     return random.Random(seed).sample(every, count)
 
 
 def outcome(change: Change, words: list[str]) -> str:
-    """Plant a change, and take it out again; return what the tests make of it."""
+    """Plant a change, run the tests, and undo the change. Return the result of the tests."""
     path = PACKAGE / change["file"]
     text = path.read_text() if path.exists() else ""
     parts = text.split(change["old"])
@@ -123,7 +124,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--record", type=Path)
     parser.add_argument("--again", type=Path)
-    parser.add_argument("tests", nargs="+", help="what pytest is told")
+    parser.add_argument("tests", nargs="+", help="arguments of pytest")
     chosen = parser.parse_args()
     if chosen.record and chosen.record.exists():
         changes = json.loads(chosen.record.read_text())

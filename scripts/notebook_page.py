@@ -1,6 +1,6 @@
-"""Run the notebooks of docs/ and keep what their cells show; the site has pages made of them.
+"""Run the notebooks of docs/ and store the output of their cells. The site contains them as pages.
 
-python scripts/notebook_page.py
+Usage: python scripts/notebook_page.py
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ Cell = dict[str, Any]
 
 
 class Printer:
-    """The part of IPython's printer that counts."""
+    """The part of IPython's printer that this script needs."""
 
     def __init__(self) -> None:
         self.shown = ""
 
     def text(self, text: str) -> None:
-        """Take what is shown."""
+        """Append text to the output."""
         self.shown += text
 
 
 def shown(value: Any) -> str:
-    """Return what IPython shows of a value where it shows text: the first class decides."""
+    """Return the text that IPython shows for a value: the first class of the value decides."""
     printer = Printer()
     for cls in type(value).__mro__:
         if "_repr_pretty_" in vars(cls):
@@ -43,13 +43,13 @@ def shown(value: Any) -> str:
 
 
 def read(path: Path) -> list[Cell]:
-    """Return a notebook's cells."""
+    """Return the cells of a notebook."""
     cells: list[Cell] = json.loads(path.read_text())["cells"]
     return cells
 
 
 def run(cells: list[Cell]) -> list[Cell]:
-    """Run the cells of code in order, as a kernel would; return all with what they show now."""
+    """Run the code cells in order, as a kernel would. Return all cells with their new output."""
     names: dict[str, Any] = {"__name__": "__main__"}
     return [
         _run(cell, f"cell {number}", names) if cell["cell_type"] == "code" else cell
@@ -80,7 +80,7 @@ def _run(cell: Cell, name: str, names: dict[str, Any]) -> Cell:
 
 
 def page(path: Path) -> str:
-    """Return a notebook's page on the site: text, code, and what the code shows."""
+    """Return a notebook's page on the site: text, code, and the output of the code."""
     parts = [f"<!-- made of {path.name} by scripts/notebook_page.py -->"]
     for cell in read(path):
         source = "".join(cell["source"])
@@ -101,7 +101,7 @@ def _block(text: str) -> str:
 
 
 if __name__ == "__main__":
-    # As in the test: nothing is compiled, and no number of threads is tried, whose times differ.
+    # As in the test: nothing is compiled or timed, because times vary from run to run.
     os.environ |= {"POPTORCH_BACKEND": "reference", "OMP_NUM_THREADS": "1"}
     for each in NOTEBOOKS:
         notebook = json.loads(each.read_text())

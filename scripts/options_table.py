@@ -1,6 +1,6 @@
-"""Writes docs/reference/options_table.md from the library's own table of options.
+"""Write docs/reference/options_table.md from the library's own table of options.
 
-python scripts/options_table.py
+Usage: python scripts/options_table.py
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ KEYS = """
 
 
 def page() -> str:
-    """Return the page as it should be."""
+    """Return the text of the page."""
     options = Options()
     letters = "".join("- **{}** {}\n".format(*effect.value) for effect in Effect)
     named, keys = [], []

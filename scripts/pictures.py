@@ -1,6 +1,6 @@
-"""Draw what benchmarks/results has recorded: the README's picture, and the plots of the Speed page.
+"""Draw the results in benchmarks/results: the README's picture, and the plots of the Speed page.
 
-python scripts/pictures.py writes docs/overview.svg. The site's plots are made when it is built.
+``python scripts/pictures.py`` writes docs/overview.svg. The plots are drawn when the site is built.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = max((ROOT / "benchmarks" / "results").glob("*.md"))  # their names begin with the date
 OVERVIEW = ROOT / "docs" / "overview.svg"
-# They stand out from white and from the site's dark grey.
+# These colours contrast with white and with the site's dark grey.
 COLOURS = {
     "poptorch": "#5c6bc0",
     "torch.compile": "#c77700",
@@ -30,13 +30,13 @@ COLOURS = {
     "hierarchical": "#c77700",
 }
 WIDTH, BAR = 760, 16
-# A plot is as narrow as a phone, or its text could not be read there: labels are above their bars.
-NARROW, EDGE, LETTER = 440, 6, 7.6  # the last: the width of a letter, at most
+# A plot is as narrow as a phone, so that its text is legible there. Labels are above their bars.
+NARROW, EDGE, LETTER = 440, 6, 7.6  # the last one is the largest width of a letter
 Row = tuple[str, Sequence[tuple[str, float | None]]]
 
 
 def tables(heading: str) -> list[list[dict[str, str]]]:
-    """Return the tables of one section of the results, each row by the names of its columns."""
+    """Return the tables of one section of the results. Each row is a dict with column names."""
     text = RESULTS.read_text()
     section = text.split(f"\n## {heading}\n")[1].split("\n## ")[0]
     found = []
@@ -48,13 +48,13 @@ def tables(heading: str) -> list[list[dict[str, str]]]:
 
 
 def number(cell: str) -> float | None:
-    """Return the first number of a cell: others in it are goals or repetitions."""
+    """Return the first number of a cell. Other numbers in it are goals or repetitions."""
     found = re.search(r"\d[\d,]*(\.\d+)?", cell)
     return float(found[0].replace(",", "")) if found else None
 
 
 def origin() -> str:
-    """Return which machine the results are of, and of which day."""
+    """Return the machine and the date of the results."""
     title, machine, *_ = RESULTS.read_text().split("\n\n")
     return f"{machine.split('; ')[0]}; compiled, float32; {title.split(', ')[1]}"
 
@@ -66,9 +66,9 @@ def bars(
     left: float,
     width: float,
 ) -> tuple[str, int]:
-    """Return bars for each row and contestant, and the height at which they end.
+    """Return bars for each row and contestant, and their total height.
 
-    Labels are left of the bars, or above them where there is no room.
+    Labels are left of the bars, or above them if there is not enough room.
     """
     largest = max(value for _, each in rows for _, value in each if value is not None)
     parts, y = [], top
@@ -97,7 +97,7 @@ def _text(x: float, y: float, text: str, anchor: str = "start", more: str = "") 
 
 
 def legend(names: Sequence[str], y: int) -> tuple[str, int]:
-    """Return lines that tell the contestants' colours, and the height at which they end."""
+    """Return lines that explain the contestants' colours, and their total height."""
     parts, x = list[str](), float(EDGE)
     for name in names:
         width = 32 + LETTER * len(name)
@@ -112,7 +112,7 @@ def legend(names: Sequence[str], y: int) -> tuple[str, int]:
 
 
 def svg(content: str, height: int, title: str, more: str = "", width: int = WIDTH) -> str:
-    """Return a picture that is as wide as its place."""
+    """Return a picture that fills the width of its place."""
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img"'
         f' font-family="sans-serif" font-size="13"{more}><title>{escape(title)}</title>'
@@ -121,7 +121,7 @@ def svg(content: str, height: int, title: str, more: str = "", width: int = WIDT
 
 
 def plot(title: str, rows: Sequence[Row], shown: Callable[[float], str]) -> str:
-    """Return the picture of a comparison: a legend, and bars below it."""
+    """Return the picture of a comparison: a legend with bars below it."""
     names = list(dict.fromkeys(name for _, each in rows for name, value in each if value))
     names_drawn, top = legend(names, 4)
     drawn, end = bars(rows, shown, top, EDGE, NARROW)
@@ -129,7 +129,7 @@ def plot(title: str, rows: Sequence[Row], shown: Callable[[float], str]) -> str:
 
 
 def steps() -> str:
-    """Return how many times as fast as eager PyTorch each workload in float32 runs."""
+    """Return the speed-up over eager PyTorch of each float32 workload."""
     rows: list[Row] = []
     for label, times in _steps():
         eager = dict(times)["eager"]
@@ -139,7 +139,7 @@ def steps() -> str:
 
 
 def inference() -> str:
-    """Return how many times as fast as eager PyTorch each model without its loss runs."""
+    """Return the inference speed-up over eager PyTorch of each model."""
     (found,) = tables("Inference")
     names = ("poptorch", "torch.compile", "ONNX Runtime", "OpenVINO", "eager")
     rows: list[Row] = []
@@ -159,7 +159,7 @@ def _steps() -> list[Row]:
 
 
 def first_minute() -> str:
-    """Return the seconds until a program of which nothing is cached runs at full speed."""
+    """Return the seconds until a program without any cache runs at full speed."""
     found = tables("The first minute")[0]
     rows: list[Row] = [
         (row["row"], [("poptorch", number(row["full speed, `auto`"])),
@@ -171,7 +171,7 @@ def first_minute() -> str:
 
 
 def growth() -> str:
-    """Return how compiling grows with the number of accumulated micro-batches."""
+    """Return how compile time grows with the number of accumulated micro-batches."""
     (found,) = tables("Growth")
     rows: list[Row] = [
         (f"{row['count']} micro-batches", [("poptorch", number(row["accumulation: compiling"]))])
@@ -181,7 +181,7 @@ def growth() -> str:
 
 
 def processes() -> str:
-    """Return how near two processes come to twice the speed of one."""
+    """Return how close the speed of two processes is to twice the speed of one."""
     found = tables("Several processes")[0]
     rows: list[Row] = []
     for row in found:
@@ -197,7 +197,7 @@ def processes() -> str:
 
 
 def curve() -> str:
-    """Return the efficiency that is predicted for many processes, by how their sums travel."""
+    """Return the predicted efficiency of many processes, for each way of reducing gradients."""
     found = tables("A curve over processes")[0]
     ways = ("as it runs", "as a tree", "hierarchical")
     rows: list[Row] = [
@@ -208,7 +208,7 @@ def curve() -> str:
 
 
 def overview() -> str:
-    """Return the README's picture: what a call takes, to be read on a phone, and a plan."""
+    """Return the README's picture, which is legible on a phone: the time of a call, and a plan."""
     tutorial = (ROOT / "docs" / "guide" / "placement.md").read_text()
     names: dict[str, Any] = {}
     with contextlib.redirect_stdout(io.StringIO()):
@@ -246,7 +246,7 @@ PLOTS = {
 
 
 def drawn_in(text: str) -> str:
-    """Return a page with its plots in the places of their names, <!-- plot: steps -->."""
+    """Return a page in which plots replace comments such as <!-- plot: steps -->."""
     return re.sub(
         r"<!-- plot: ([a-z ]+) -->",
         lambda match: f'<div class="plot">{PLOTS[match[1]]()}</div>',

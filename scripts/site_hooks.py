@@ -1,7 +1,7 @@
-"""What ``make docs`` adds to mkdocs: more pages, their links, plots, sources and the version.
+"""Hooks of mkdocs for ``make docs``: additional pages, their links, plots, sources and the version.
 
-The pages are written for the repository, where every relative link leads to a file. On the site a
-page outside ``docs/`` is a page too, an image is copied, and any other file is named as code.
+The pages are written for the repository, in which every relative link leads to a file. On the site,
+a page outside ``docs/`` is also a page, images are copied, and other files are shown as code.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _FENCE = re.compile(r"^```(\S+) \S+$", re.M)
 
 
 def site_paths() -> dict[str, str]:
-    """Return where each file of the repository that is part of the site has its place there."""
+    """Return the place on the site of each file of the repository that is part of it."""
     places = {"README.md": "index.md", "examples/README.md": "examples/index.md"}
     places |= {name: name for name in PROJECT}
     for path in (ROOT / "docs").rglob("*"):
@@ -42,12 +42,12 @@ def site_paths() -> dict[str, str]:
 
 
 def rewritten(text: str, page: str, places: dict[str, str]) -> str:
-    """Return a page's text with its links as they are on the site.
+    """Return the text of a page with its links changed for the site.
 
     Args:
-        text: of the page.
-        page: its path in the repository.
-        places: what is on the site, and where.
+        text: the text of the page.
+        page: the path of the page in the repository.
+        places: the files on the site, and their places.
     """
     here = os.path.dirname(places[page])
 
@@ -58,7 +58,7 @@ def rewritten(text: str, page: str, places: dict[str, str]) -> str:
         there = os.path.normpath(os.path.join(os.path.dirname(page), name))
         if there not in places:
             return None
-        place = re.sub(r"\.ipynb$", ".md", places[there])  # a page is made of it
+        place = re.sub(r"\.ipynb$", ".md", places[there])  # the site shows it as a page
         return os.path.relpath(place, here or ".") + mark + anchor
 
     def link(match: re.Match[str]) -> str:
@@ -69,7 +69,7 @@ def rewritten(text: str, page: str, places: dict[str, str]) -> str:
 
     parts = re.split(r"(^```.*?^```$)", text, flags=re.M | re.S)
     for number, part in enumerate(parts):
-        if number % 2:  # a block; only its first line says what the tests do with it
+        if number % 2:  # a code block; only its first line is for the tests
             parts[number] = _FENCE.sub(r"```\1", part, count=1)
         else:
             part = _IMAGE.sub(lambda match: f"![{match[1]}]({target(match[2])})", part)
@@ -78,7 +78,7 @@ def rewritten(text: str, page: str, places: dict[str, str]) -> str:
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Add the pages that lie outside of ``docs/``, and those that are made now."""
+    """Add the pages outside of ``docs/``, and those that are generated during the build."""
     from mkdocs.structure.files import File
 
     for source, place in site_paths().items():
@@ -93,27 +93,27 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def _source(page: Page) -> str | None:
-    """Return the path in the repository that a page is written in; None where it is made."""
+    """Return the source of a page in the repository, or None if the page is generated."""
     places = site_paths().items()
     return next((name for name, place in places if place == page.file.src_uri), None)
 
 
 def _copy(source: str) -> str:
-    """Return where the site has a page as it was written."""
+    """Return the place on the site of the unchanged source of a page."""
     return f"sources/{source}.txt"
 
 
 def on_config(config: Any) -> Any:
-    """Show the version beside the name."""
+    """Show the version next to the name."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     config.site_name = f"{project['name']} {project['version']}"
     return config
 
 
 def on_page_markdown(markdown: str, page: Page, config: Any, files: Files) -> str:
-    """Make a page's links those of the site, and draw its plots."""
+    """Change a page's links for the site, and draw its plots."""
     source = _source(page)
-    # Lists of names, and pages about the project, come after those that answer questions.
+    # In search results, lists of names and pages about the project come after other pages.
     if page.file.src_uri.startswith("reference/") or source in (*PROJECT, "docs/behaviours.md"):
         page.meta.setdefault("search", {"boost": 0.1})
     return pictures.drawn_in(rewritten(markdown, source, site_paths())) if source else markdown

@@ -1,4 +1,4 @@
-"""Pages of the site that are made when it is built: notebooks, commands."""
+"""Generate pages during the build of the site: notebooks and commands."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ ROOT = Path(__file__).resolve().parent.parent
 COMMANDS = """\
 # Commands
 
-`python -m poptorch` is `poptorch`. Their exit statuses:
+`python -m poptorch` is the same as `poptorch`. The commands have these exit statuses:
 
 | status | meaning |
 |---|---|
-| 0 | all is well |
-| 1 | `doctor` found what stops a model, `estimate` one that does not fit, `report` too much |
-| 2 | wrong use: arguments, a missing file or device, a script without a wrapped model |
-| other | of `poprun`: that of the process that failed first, or 128 and its signal |
+| 0 | success |
+| 1 | `doctor` found a problem, a model of `estimate` does not fit, or `report` is over budget |
+| 2 | wrong arguments, a missing file or device, or a script that wraps no model |
+| other | `poprun` returns the status of the first process that failed, or 128 plus its signal |
 
 """
 
@@ -31,7 +31,10 @@ COMMANDS = """\
 def _help(run: Callable[..., object], command: str, *words: str) -> str:
     shown = io.StringIO()
     before = sys.argv, os.environ.get("COLUMNS")
-    sys.argv, os.environ["COLUMNS"] = [command], "100"  # argparse has no other way to be told
+    sys.argv, os.environ["COLUMNS"] = (
+        [command],
+        "100",
+    )  # argparse reads the width only from this variable
     try:
         with contextlib.suppress(SystemExit), contextlib.redirect_stdout(shown):
             run([*words, "--help"])
@@ -44,7 +47,7 @@ def _help(run: Callable[..., object], command: str, *words: str) -> str:
 
 
 def commands_page() -> str:
-    """Return the page of commands: the help of each."""
+    """Return the page of commands, with the help text of each."""
     from poptorch._cli import gc_tools, main, poprun
 
     calls = [
