@@ -107,14 +107,19 @@ def test_nested_structures_and_other_objects_are_refused(
         assert "flat 1D container" in text
 
 
-@pytest.mark.parametrize("first, second, message", [
-    (torch.ones(2, 2), torch.ones(2, 3), UNLIKE),
-    (TWO, torch.ones(2, 1), UNLIKE),
-    ((TWO, TWO), (TWO, ONE), "same first dimension"),
-    ([TWO], [TWO, TWO], UNLIKE), (torch.ones(()), ONE, UNLIKE),
-    (TWO, [TWO], "must be of the same kind"), (TWO, "text", "is not a torch tensor"),
-    ({"b": ONE}, {"a": ONE}, "must have the same keys"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "first, second, message",
+    [
+        (torch.ones(2, 2), torch.ones(2, 3), UNLIKE),
+        (TWO, torch.ones(2, 1), UNLIKE),
+        ((TWO, TWO), (TWO, ONE), "same first dimension"),
+        ([TWO], [TWO, TWO], UNLIKE),
+        (torch.ones(()), ONE, UNLIKE),
+        (TWO, [TWO], "must be of the same kind"),
+        (TWO, "text", "is not a torch tensor"),
+        ({"b": ONE}, {"a": ONE}, "must have the same keys"),
+    ],
+)
 def test_all_elements_are_like_the_first(first: Any, second: Any, message: str) -> None:
     made = accessor([first, second])
     next(made)

@@ -421,16 +421,24 @@ def torch_s(dataset: TensorDataset, **arguments: Any) -> Any:
     return torch.utils.data.DataLoader(dataset, **arguments)
 
 
-@pytest.mark.parametrize("dataset, arguments", [
-    *((TENSORS, {"batch_size": size, "shuffle": shuffle, "drop_last": drop_last})
-      for size in (4, 30) for shuffle in (True, False) for drop_last in (True, False)),
-    (TENSORS, {"batch_size": 4, "shuffle": True, "generator": 5}),
-    (TENSORS, {"batch_sampler": BatchSampler(SequentialSampler(TENSORS), 4, False)}),
-    (TENSORS, {"batch_sampler": BatchSampler(RandomSampler(TENSORS), 4, False)}),
-    (TENSORS, {"sampler": [3, 22, 2]}), (TENSORS, {"batch_sampler": [[3, 20], [2]]}),
-    (TENSORS, {"batch_size": None, "drop_last": False}),
-    (Augmented(*TENSORS.tensors), {"batch_size": 2}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "dataset, arguments",
+    [
+        *(
+            (TENSORS, {"batch_size": size, "shuffle": shuffle, "drop_last": drop_last})
+            for size in (4, 30)
+            for shuffle in (True, False)
+            for drop_last in (True, False)
+        ),
+        (TENSORS, {"batch_size": 4, "shuffle": True, "generator": 5}),
+        (TENSORS, {"batch_sampler": BatchSampler(SequentialSampler(TENSORS), 4, False)}),
+        (TENSORS, {"batch_sampler": BatchSampler(RandomSampler(TENSORS), 4, False)}),
+        (TENSORS, {"sampler": [3, 22, 2]}),
+        (TENSORS, {"batch_sampler": [[3, 20], [2]]}),
+        (TENSORS, {"batch_size": None, "drop_last": False}),
+        (Augmented(*TENSORS.tensors), {"batch_size": 2}),
+    ],
+)
 def test_tensor_data_sets_give_torch_s_batches_over_several_epochs(
     dataset: Augmented | TensorDataset,
     arguments: Any,

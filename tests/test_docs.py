@@ -253,10 +253,18 @@ REFERENCE = ROOT / "docs" / "reference"
 LISTED = re.findall(r"^::: (\S+)", "".join(p.read_text() for p in REFERENCE.iterdir()), re.M)
 ENTRIES = set(LISTED)
 MODULES = (
-    "poptorch", "poptorch.optim", "poptorch.profiling", "poptorch.testing", "poptorch.autocasting",
-    "poptorch_geometric", "poptorch_geometric.ops", "poptorch_geometric.cluster_loader",
-    "poptorch_geometric.neighbor_loader", "popdist", "popdist.poptorch",
-)  # fmt: skip
+    "poptorch",
+    "poptorch.optim",
+    "poptorch.profiling",
+    "poptorch.testing",
+    "poptorch.autocasting",
+    "poptorch_geometric",
+    "poptorch_geometric.ops",
+    "poptorch_geometric.cluster_loader",
+    "poptorch_geometric.neighbor_loader",
+    "popdist",
+    "popdist.poptorch",
+)
 SOURCES = str(ROOT / "src")
 
 

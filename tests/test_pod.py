@@ -295,15 +295,25 @@ def saying(**changes: object) -> Callable[[Path], object]:
     return lambda entry: entry.write_text(json.dumps(known))
 
 
-PLACES = {"garbage": lambda entry: entry.write_text("{}garbage"), "a pipe": os.mkfifo,
-          "no chips": saying(chips=7), "texts as chips": saying(chips=["0"]),
-          "a text as number": saying(pid="1"), "a huge number": saying(pid=1 << 80),
-          "a negative number": saying(pid=-1), "a text as time": saying(since="x"),
-          "no time": saying(since=float("nan")), "a device without number": saying(device=None),
-          "a command that is none": saying(command=5), "a start that is none": saying(started=[]),
-          "no process": saying(process=[]), "deep": lambda entry: entry.write_text("[" * 9**5),
-          "a folder": lambda entry: entry.mkdir(), "a hole": hole,
-          "no folder": lambda entry: (entry.parent.rmdir(), entry.parent.touch())}  # fmt: skip
+PLACES = {
+    "garbage": lambda entry: entry.write_text("{}garbage"),
+    "a pipe": os.mkfifo,
+    "no chips": saying(chips=7),
+    "texts as chips": saying(chips=["0"]),
+    "a text as number": saying(pid="1"),
+    "a huge number": saying(pid=1 << 80),
+    "a negative number": saying(pid=-1),
+    "a text as time": saying(since="x"),
+    "no time": saying(since=float("nan")),
+    "a device without number": saying(device=None),
+    "a command that is none": saying(command=5),
+    "a start that is none": saying(started=[]),
+    "no process": saying(process=[]),
+    "deep": lambda entry: entry.write_text("[" * 9**5),
+    "a folder": lambda entry: entry.mkdir(),
+    "a hole": hole,
+    "no folder": lambda entry: (entry.parent.rmdir(), entry.parent.touch()),
+}
 
 
 @pytest.mark.parametrize("place", PLACES)

@@ -122,17 +122,26 @@ def test_containers_with_unusual_constructors(
     assert getattr(again, "default_factory", None) is getattr(value, "default_factory", None)
 
 
-@pytest.mark.parametrize("expected, got, message", [
-    ([1, 2], (1, 2), "Type mismatch for x: expected list but got tuple"),
-    (True, 1, "Type mismatch for x: expected bool but got int"),
-    ([tensor(0)], [3], "Type mismatch for x[0]: expected torch.Tensor but got int"),
-    ([1, [2, 3]], [1, [2]], "Length mismatch for x[1]: expected 2 but got 1"),
-    ({"a": 1, "d": 1, "c": 1}, {"a": 1, "z": 1, "y": 1},
-     "Keys mismatch for x: Unexpected arguments: y, z. Missing arguments: c, d"),
-    (Pair(1, 2), Pair(1, 3), "Value mismatch for x[1]: expected 2 but got 3"),
-    ([np.arange(2), float("nan")], [np.arange(2), 5.0],
-     "Value mismatch for x[1]: expected nan but got 5.0"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "expected, got, message",
+    [
+        ([1, 2], (1, 2), "Type mismatch for x: expected list but got tuple"),
+        (True, 1, "Type mismatch for x: expected bool but got int"),
+        ([tensor(0)], [3], "Type mismatch for x[0]: expected torch.Tensor but got int"),
+        ([1, [2, 3]], [1, [2]], "Length mismatch for x[1]: expected 2 but got 1"),
+        (
+            {"a": 1, "d": 1, "c": 1},
+            {"a": 1, "z": 1, "y": 1},
+            "Keys mismatch for x: Unexpected arguments: y, z. Missing arguments: c, d",
+        ),
+        (Pair(1, 2), Pair(1, 3), "Value mismatch for x[1]: expected 2 but got 3"),
+        (
+            [np.arange(2), float("nan")],
+            [np.arange(2), 5.0],
+            "Value mismatch for x[1]: expected nan but got 5.0",
+        ),
+    ],
+)
 def test_the_first_difference_says_what_and_where(expected: Any, got: Any, message: str) -> None:
     _, first = trees.flatten(expected, "x")
     _, second = trees.flatten(got, "x", like=first)

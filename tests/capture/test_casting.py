@@ -175,17 +175,28 @@ def cast(a: torch.Tensor, h: torch.Tensor) -> Any:
 
 RULES = {
     "in place what changes keeps its type": (
-        lambda a, h: (a.clone().add_(h), h.clone().mul_(a), a.clone().addmm_(h, h),
-                      h.clone().addmm_(a, h)),
-        [FLOAT, HALF, FLOAT, HALF]),
+        lambda a, h: (
+            a.clone().add_(h),
+            h.clone().mul_(a),
+            a.clone().addmm_(h, h),
+            h.clone().addmm_(a, h),
+        ),
+        [FLOAT, HALF, FLOAT, HALF],
+    ),
     "numbers and equal types are left alone": (
-        lambda a, h: (h + 1.5, a + a, a @ a, h.float()), [HALF, FLOAT, FLOAT, FLOAT]),
+        lambda a, h: (h + 1.5, a + a, a @ a, h.float()),
+        [HALF, FLOAT, FLOAT, FLOAT],
+    ),
     "casts leave their operand alone": (cast, [HALF, FLOAT, HALF, FLOAT]),
     "half and float are compared in float": (
-        lambda a, h: (h == a, h < a, h.half() == a.half(), h == 0.5), [BOOL] * 4),
+        lambda a, h: (h == a, h < a, h.half() == a.half(), h == 0.5),
+        [BOOL] * 4,
+    ),
     "comparisons are bool": (
-        lambda a, h: (a > 0, a == a, torch.isnan(a), ~(a > 0), (a > 0) & (a < 1)), [BOOL] * 5),
-}  # fmt: skip
+        lambda a, h: (a > 0, a == a, torch.isnan(a), ~(a > 0), (a > 0) & (a < 1)),
+        [BOOL] * 5,
+    ),
+}
 
 
 @pytest.mark.spec("precision", 5, 18, 19)

@@ -139,11 +139,16 @@ def test_batch_norms_and_copies_into_buffers_are_fine() -> None:
     assert module.norm.num_batches_tracked == 2
 
 
-@pytest.mark.parametrize("function, again", [
-    (lambda m, x: nn.functional.dropout(m.layer(x), 0.5).relu(), False),
-    (lambda m, x: m.norm(x[:, 1:].t()), False), (lambda m, x: m.layer(x).relu_(), False),
-    (lambda m, x: (m.layer(x) * 2)[0].add_(1), True), (lambda m, x: m.layer(x).half(), True),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "function, again",
+    [
+        (lambda m, x: nn.functional.dropout(m.layer(x), 0.5).relu(), False),
+        (lambda m, x: m.norm(x[:, 1:].t()), False),
+        (lambda m, x: m.layer(x).relu_(), False),
+        (lambda m, x: (m.layer(x) * 2)[0].add_(1), True),
+        (lambda m, x: m.layer(x).half(), True),
+    ],
+)
 def test_only_what_writes_to_parts_or_is_half_is_traced_twice(
     function: Callable[..., Any], again: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -97,11 +97,15 @@ def one(behind: Any = lambda x: x) -> Having:
     return Having(forward, weight=nn.Parameter(torch.ones(WIDTH)))
 
 
-@pytest.mark.parametrize("model, backend, kind, times", [
-    (lambda: Deep(counting), "reference", 0, 3), (lambda: Deep(counting), "reference", 3, 6),
-    long(lambda: one(torch.cos), "inductor", 3, 2),
-    (one, "reference", 3, 1),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "model, backend, kind, times",
+    [
+        (lambda: Deep(counting), "reference", 0, 3),
+        (lambda: Deep(counting), "reference", 3, 6),
+        long(lambda: one(torch.cos), "inductor", 3, 2),
+        (one, "reference", 3, 1),
+    ],
+)
 def test_forward_work_is_done_again_by_compiled_code_too(
     model: Callable[..., Any], backend: str, kind: int, times: int
 ) -> None:

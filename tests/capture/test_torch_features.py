@@ -223,11 +223,16 @@ def draws(x: torch.Tensor) -> torch.Tensor:
     return torch.cat([each.float().flatten() for each in together("draws", "x")(x)])[None]
 
 
-@pytest.mark.parametrize("function, lanes, replicas, backend", [
-    (draws, 1, 1, "reference"), (draws, 0, 1, "reference"), (draws, 4, 2, "reference"),
-    (lambda x: torch.poisson(x.exp()), 0, 1, "reference"),  # which lanes cannot draw
-    long(draws, 4, 2, "inductor"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "function, lanes, replicas, backend",
+    [
+        (draws, 1, 1, "reference"),
+        (draws, 0, 1, "reference"),
+        (draws, 4, 2, "reference"),
+        (lambda x: torch.poisson(x.exp()), 0, 1, "reference"),  # which lanes cannot draw
+        long(draws, 4, 2, "inductor"),
+    ],
+)
 def test_draws_are_alike_one_after_another_and_side_by_side(
     function: Callable[..., Any], lanes: int, replicas: int, backend: str
 ) -> None:

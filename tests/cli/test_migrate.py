@@ -390,12 +390,16 @@ def test_the_report_and_the_diff(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "uses none of poptorch" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("text, says", [
-    (None, "There is no file"), (b"\xff\xfe\x00", "is not a text file"),
-    (b"import poptorch\nprint 'a'\n", "script.py:2 is not valid Python: print 'a'"),
-    (b"import torch\nfrom poptorch import *\n", "script.py:2: replace the star import"),
-    (b"import poptorch\nLoops = poptorch.Options().deviceIterations(2)\n", "rename Loops"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "text, says",
+    [
+        (None, "There is no file"),
+        (b"\xff\xfe\x00", "is not a text file"),
+        (b"import poptorch\nprint 'a'\n", "script.py:2 is not valid Python: print 'a'"),
+        (b"import torch\nfrom poptorch import *\n", "script.py:2: replace the star import"),
+        (b"import poptorch\nLoops = poptorch.Options().deviceIterations(2)\n", "rename Loops"),
+    ],
+)
 def test_what_cannot_be_read_is_said_with_its_line(
     text: bytes | None, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

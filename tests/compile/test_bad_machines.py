@@ -65,11 +65,15 @@ def _nothing_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 @pytest.mark.compiling_fails
-@pytest.mark.parametrize("backend, kind, sources", [
-    *(("optimise", kind, 1) for kind in COMPILERS),
-    ("optimise", "fails on the kernels", 2), ("auto", "cannot write the library", 1),
-    long("auto", "writes nonsense", 1),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "backend, kind, sources",
+    [
+        *(("optimise", kind, 1) for kind in COMPILERS),
+        ("optimise", "fails on the kernels", 2),
+        ("auto", "cannot write the library", 1),
+        long("auto", "writes nonsense", 1),
+    ],
+)
 def test_broken_compilers(
     backend: str,
     kind: str,

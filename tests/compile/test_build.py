@@ -55,11 +55,17 @@ def test_what_differs_from_process_0_is_listed(
     assert [line.strip() for line in said.splitlines() if "more" in line] == [more] * bool(more)
 
 
-@pytest.mark.parametrize("data, said", [
-    ([(0, None), (0, None)], None), ([(-1, None), (4, None)], None), ([(4, 1), (4, 1)], None),
-    ([(4, 0), (4, None)], None), ([(0, None), (4, None)], "process 0: 0; process 1: 4"),
-    ([(4, 0), (4, 1)], "process 0: 0; process 1: 1"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "data, said",
+    [
+        ([(0, None), (0, None)], None),
+        ([(-1, None), (4, None)], None),
+        ([(4, 1), (4, 1)], None),
+        ([(4, 0), (4, None)], None),
+        ([(0, None), (4, None)], "process 0: 0; process 1: 4"),
+        ([(4, 0), (4, 1)], "process 0: 0; process 1: 1"),
+    ],
+)
 def test_data_of_processes_is_of_one_length_and_one_order(
     data: list[tuple[int, int | None]], said: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -164,14 +170,22 @@ def test_special_values() -> None:
         json_codec.encode(torch.nn.Linear(1, 1))
 
 
-@pytest.mark.parametrize("data", [
-    {"value": ["Popen", {}]}, {"value": ["Slot", {"nonsense": 1}]}, {"value": ["Kind", {}]},
-    {"enum": ["Kind", "NEVER"]}, {"enum": ["Slot", "shape"]}, {"dtype": "load"},
-    {"layout": "os"}, {"call": "os.system"},
-    {"op": "call_function", "target": "os.system"},
-    {"op": "call_function", "target": "aten.nothing.default"},
-    {"op": "call_method", "target": "to"},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"value": ["Popen", {}]},
+        {"value": ["Slot", {"nonsense": 1}]},
+        {"value": ["Kind", {}]},
+        {"enum": ["Kind", "NEVER"]},
+        {"enum": ["Slot", "shape"]},
+        {"dtype": "load"},
+        {"layout": "os"},
+        {"call": "os.system"},
+        {"op": "call_function", "target": "os.system"},
+        {"op": "call_function", "target": "aten.nothing.default"},
+        {"op": "call_method", "target": "to"},
+    ],
+)
 def test_values_and_operators_that_are_not_known_are_refused(
     data: dict[str, list[dict[str, int] | str] | str],
 ) -> None:

@@ -222,11 +222,15 @@ def test_a_folder_that_cannot_be_made_is_one_warning_which_says_nothing_else(
     cache.of_the_process.cache_clear()
 
 
-@pytest.mark.parametrize("spoil, said", [
-    (lambda f, _: (f.parent.mkdir(parents=True), f.write_text("no folder")), "File exists"),
-    (lambda f, _: (f.mkdir(parents=True), f.chmod(0o777)), "can write to it (chmod go-w)"),
-    (of_another, "it belongs to another user"), (full, "No space left on device"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "spoil, said",
+    [
+        (lambda f, _: (f.parent.mkdir(parents=True), f.write_text("no folder")), "File exists"),
+        (lambda f, _: (f.mkdir(parents=True), f.chmod(0o777)), "can write to it (chmod go-w)"),
+        (of_another, "it belongs to another user"),
+        (full, "No space left on device"),
+    ],
+)
 def test_a_folder_of_no_use_is_a_warning(
     folder: Path,
     spoil: Callable[..., Any],

@@ -336,12 +336,18 @@ def test_wrapping_goes_on_where_no_process_can_be_started(
     assert asked == ["inductor"]
 
 
-@pytest.mark.parametrize("name, idle, there, code, works, processes", [
-    ("inductor", 2.5, False, False, True, 2), ("inductor", 0.6, False, False, True, 1),
-    ("inductor", 0.5, False, False, True, 0), ("inductor", 0.5, True, False, True, 1),
-    ("inductor", 2.5, True, True, True, 0), ("reference", 2.5, True, False, True, 0),
-    ("inductor", 2.5, False, False, False, 0),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name, idle, there, code, works, processes",
+    [
+        ("inductor", 2.5, False, False, True, 2),
+        ("inductor", 0.6, False, False, True, 1),
+        ("inductor", 0.5, False, False, True, 0),
+        ("inductor", 0.5, True, False, True, 1),
+        ("inductor", 2.5, True, True, True, 0),
+        ("reference", 2.5, True, False, True, 0),
+        ("inductor", 2.5, False, False, False, 0),
+    ],
+)
 def test_idle_cores_import_the_compiler_ahead(
     name: str,
     idle: float,

@@ -191,12 +191,17 @@ def test_the_environment_chooses_a_backend_unless_an_option_does(
         assert model._session.now.compiled.executable.report().backend == "reference"
 
 
-@pytest.mark.parametrize("ref, other, same", [
-    (torch.ones(2), torch.ones(2), True), (torch.ones(2), torch.zeros(2), False),
-    ((torch.ones(2), [torch.ones(1)]), (torch.ones(2), [torch.ones(1)]), True),
-    ((torch.ones(2),), (torch.ones(2), torch.ones(2)), False),
-    ((torch.ones(2),), [torch.ones(2)], False), (torch.ones(2), 1, False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "ref, other, same",
+    [
+        (torch.ones(2), torch.ones(2), True),
+        (torch.ones(2), torch.zeros(2), False),
+        ((torch.ones(2), [torch.ones(1)]), (torch.ones(2), [torch.ones(1)]), True),
+        ((torch.ones(2),), (torch.ones(2), torch.ones(2)), False),
+        ((torch.ones(2),), [torch.ones(2)], False),
+        (torch.ones(2), 1, False),
+    ],
+)
 def test_allclose(
     ref: torch.Tensor | tuple[list[torch.Tensor] | torch.Tensor, ...], other: Any, same: bool
 ) -> None:

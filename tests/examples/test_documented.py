@@ -76,11 +76,15 @@ def alternating(kind: str) -> poptorch.SerialPhasedExecution:
     return strategy
 
 
-@pytest.mark.parametrize("rounds, strategy, placed", [
-    (1, APART, {(0, 0), (0, 1)}), (1, SerialPhasedExecution(Phase(Stage("0", "1"))), {(0, 0)}),
-    (3, alternating(SerialPhasedExecution), ALTERNATING),
-    (3, alternating(ParallelPhasedExecution), ALTERNATING),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "rounds, strategy, placed",
+    [
+        (1, APART, {(0, 0), (0, 1)}),
+        (1, SerialPhasedExecution(Phase(Stage("0", "1"))), {(0, 0)}),
+        (3, alternating(SerialPhasedExecution), ALTERNATING),
+        (3, alternating(ParallelPhasedExecution), ALTERNATING),
+    ],
+)
 def test_phases_train_as_placed_and_as_eager_torch_does(
     rounds: int,
     strategy: ParallelPhasedExecution | SerialPhasedExecution,

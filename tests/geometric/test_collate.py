@@ -286,13 +286,21 @@ def test_a_graph_may_have_no_edges() -> None:
 
 
 @pytest.mark.spec("geometric", 23, 24)
-@pytest.mark.parametrize("samples, sizes, phrase", [
-    (GRAPHS[:3], (99, 99, 2), r"number of graphs\n.*3 samples \+ 1 padding graph"),
-    (GRAPHS[:2], (4, 99, 3), "enough space for the number of nodes.*\n.*5 nodes; at most 4 fit"),
-    (GRAPHS[:2], (9, 4, 3), "enough space for the number of edges"),
-    (GRAPHS[:2], (9, 9, 2), "cannot create additional graphs to pad nodes and edges"),
-    (GRAPHS[:2], (5, 9, 3), "no padding node left"),
-], ids=["graphs", "nodes", "edges", "padding graphs", "padding nodes"])  # fmt: skip
+@pytest.mark.parametrize(
+    "samples, sizes, phrase",
+    [
+        (GRAPHS[:3], (99, 99, 2), r"number of graphs\n.*3 samples \+ 1 padding graph"),
+        (
+            GRAPHS[:2],
+            (4, 99, 3),
+            "enough space for the number of nodes.*\n.*5 nodes; at most 4 fit",
+        ),
+        (GRAPHS[:2], (9, 4, 3), "enough space for the number of edges"),
+        (GRAPHS[:2], (9, 9, 2), "cannot create additional graphs to pad nodes and edges"),
+        (GRAPHS[:2], (5, 9, 3), "no padding node left"),
+    ],
+    ids=["graphs", "nodes", "edges", "padding graphs", "padding nodes"],
+)
 def test_what_does_not_fit_is_an_error_that_says_what_and_how_to_mend_it(
     samples: list[Data], sizes: tuple[int, int, int], phrase: str
 ) -> None:

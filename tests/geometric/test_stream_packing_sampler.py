@@ -88,12 +88,16 @@ def test_the_sampler_is_a_batch_sampler_of_a_plain_torch_loader(
 
 
 @pytest.mark.spec("geometric", 53, 54)
-@pytest.mark.parametrize("nodes, edges, count, batches", [
-    (12, 12, 5, 1),
-    (11, 12, 5, 2),
-    (12, 11, 5, 2),
-    (12, 12, 4, 2),
-], ids=["just enough", "one node less", "one edge less", "one graph less"])  # fmt: skip
+@pytest.mark.parametrize(
+    "nodes, edges, count, batches",
+    [
+        (12, 12, 5, 1),
+        (11, 12, 5, 2),
+        (12, 11, 5, 2),
+        (12, 12, 4, 2),
+    ],
+    ids=["just enough", "one node less", "one edge less", "one graph less"],
+)
 def test_a_batch_needs_room_for_all_samples_and_one_graph_node_and_edge_more(
     nodes: int, edges: int, count: int, batches: int
 ) -> None:
@@ -106,11 +110,15 @@ def test_a_batch_needs_room_for_all_samples_and_one_graph_node_and_edge_more(
 
 
 @pytest.mark.spec("geometric", 59)
-@pytest.mark.parametrize("count, nodes, edges, expected", [
-    (3, 8, 99, [[0], [1]]),
-    (3, 99, 8, [[0], [1]]),
-    (2, 8, 8, [[0, 1]]),
-], ids=["no node left", "no edge left", "no place left"])  # fmt: skip
+@pytest.mark.parametrize(
+    "count, nodes, edges, expected",
+    [
+        (3, 8, 99, [[0], [1]]),
+        (3, 99, 8, [[0], [1]]),
+        (2, 8, 8, [[0, 1]]),
+    ],
+    ids=["no node left", "no edge left", "no place left"],
+)
 def test_every_free_place_needs_a_node_and_an_edge(
     count: int, nodes: int, edges: int, expected: list[list[int]]
 ) -> None:

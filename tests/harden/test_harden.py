@@ -21,10 +21,16 @@ FEW = {
     "checkpoint_kills": 5,
 }
 MANY = {
-    "calls": 1000, "option_sets": 5000, "saved_files": 1000, "signals": 20, "jobs": 80,
-    "orders": 2000, "modules": 2000, "exports": 500,
+    "calls": 1000,
+    "option_sets": 5000,
+    "saved_files": 1000,
+    "signals": 20,
+    "jobs": 80,
+    "orders": 2000,
+    "modules": 2000,
+    "exports": 500,
     "checkpoint_kills": 100,
-}  # fmt: skip
+}
 PIECES = 10  # of the many of each part
 CASES = [*((name, 1, count) for name, count in FEW.items())]
 CASES += [("orders", first, 25) for first in (26, 51, 76)]

@@ -9,12 +9,16 @@ def first_of(stretches: list[Stretch]) -> Stretch | None:
     return stretches[0] if stretches else None
 
 
-@pytest.mark.parametrize("text, start, period, end", [
-    ("xabcabcabcy", 1, 3, 10),
-    ("aaaa", 0, 1, 4),
-    ("abcabcab", 0, 3, 8),
-    ("abacabac", 0, 4, 8),
-], ids=["inside", "of one", "without an end", "of parts that repeat"])  # fmt: skip
+@pytest.mark.parametrize(
+    "text, start, period, end",
+    [
+        ("xabcabcabcy", 1, 3, 10),
+        ("aaaa", 0, 1, 4),
+        ("abcabcab", 0, 3, 8),
+        ("abacabac", 0, 4, 8),
+    ],
+    ids=["inside", "of one", "without an end", "of parts that repeat"],
+)
 def test_the_repetition_that_saves_most_is_offered_first(
     text: str, start: int, period: int, end: int
 ) -> None:

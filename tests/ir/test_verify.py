@@ -82,33 +82,53 @@ def with_inputs(*inputs: slots.Slot) -> Graph:
     return dataclasses.replace(graph(), inputs=inputs)
 
 
-@pytest.mark.parametrize("rule, broken", [
-    pytest.param("G1", lambda: with_inputs(PARAM), id="an input less"),
-    pytest.param("G2", lambda: dataclasses.replace(graph(), outputs=(OUTPUT, OUTPUT)),
-                 id="an output twice"),
-    pytest.param("G3", writing_in_place, id="an operator in place"),
-    pytest.param("G4", lambda: with_inputs(PARAM, dataclasses.replace(BATCH, shape=(4,))),
-                 id="an input of another shape"),
-    pytest.param("G5", narrowing, id="a weight of another type"),
-    pytest.param("G6", lambda: with_inputs(OUTPUT, BATCH), id="an output as an input"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "rule, broken",
+    [
+        pytest.param("G1", lambda: with_inputs(PARAM), id="an input less"),
+        pytest.param(
+            "G2",
+            lambda: dataclasses.replace(graph(), outputs=(OUTPUT, OUTPUT)),
+            id="an output twice",
+        ),
+        pytest.param("G3", writing_in_place, id="an operator in place"),
+        pytest.param(
+            "G4",
+            lambda: with_inputs(PARAM, dataclasses.replace(BATCH, shape=(4,))),
+            id="an input of another shape",
+        ),
+        pytest.param("G5", narrowing, id="a weight of another type"),
+        pytest.param("G6", lambda: with_inputs(OUTPUT, BATCH), id="an output as an input"),
+    ],
+)
 def test_a_broken_graph_is_found(rule: str, broken: Callable[[], Graph]) -> None:
     with expect(rule):
         verify.verify_graph(broken())
 
 
-@pytest.mark.parametrize("rule, body", [
-    ("P1", (Run("step"), EMIT, EMIT)),
-    ("P2", (Run("other"), EMIT)),
-    ("P3", (ir.Repeat(ir.Axis.ITERATIONS, 0, (Run("step"),)), EMIT)),
-    ("P3", (Run("step"), ir.Reduce("accum", "median", 2), EMIT)),
-    ("P3", (Run("step"), Scatter("median", 1, ((PARAM, PARAM),)), EMIT)),
-    ("P5", (Run("step"), Emit((BATCH,), OutputMode.Final))),
-    ("P6", (Run("step"), Scatter("sum", 2, ((PARAM, PARAM),)), EMIT)),
-    ("P6", (Run("step"), ir.Gather(2, (ir.Shard(Bundle(PARAM, ()), PARAM),)), EMIT)),
-], ids=["emits twice", "an unknown graph", "a loop of none", "an unknown reduction",
-        "an unknown reduction of shards", "emits an input", "scatters what is no bundle",
-        "gathers what is no bundle"])  # fmt: skip
+@pytest.mark.parametrize(
+    "rule, body",
+    [
+        ("P1", (Run("step"), EMIT, EMIT)),
+        ("P2", (Run("other"), EMIT)),
+        ("P3", (ir.Repeat(ir.Axis.ITERATIONS, 0, (Run("step"),)), EMIT)),
+        ("P3", (Run("step"), ir.Reduce("accum", "median", 2), EMIT)),
+        ("P3", (Run("step"), Scatter("median", 1, ((PARAM, PARAM),)), EMIT)),
+        ("P5", (Run("step"), Emit((BATCH,), OutputMode.Final))),
+        ("P6", (Run("step"), Scatter("sum", 2, ((PARAM, PARAM),)), EMIT)),
+        ("P6", (Run("step"), ir.Gather(2, (ir.Shard(Bundle(PARAM, ()), PARAM),)), EMIT)),
+    ],
+    ids=[
+        "emits twice",
+        "an unknown graph",
+        "a loop of none",
+        "an unknown reduction",
+        "an unknown reduction of shards",
+        "emits an input",
+        "scatters what is no bundle",
+        "gathers what is no bundle",
+    ],
+)
 def test_a_broken_program_is_found(rule: str, body: tuple[Any, ...]) -> None:
     with expect(rule):
         verify.verify_program(program(*body))
@@ -122,13 +142,21 @@ def test_a_program_reads_state_and_batches_only() -> None:
         verify.verify_program(Program((Run("step"), EMIT), {"step": lower(piece)}, Loops(), {}))
 
 
-@pytest.mark.parametrize("rule, spec", [
-    ("S1", Spec(loops=Loops(iterations=0))),
-    ("S1", Spec(output=Output(OutputMode.Default))),
-    ("S2", Spec(loops=Loops(replicas=3, input_group_size=2))),
-    ("S2", Spec(loops=Loops(iterations=4), output=Output(OutputMode.EveryN, 3))),
-], ids=["no iteration", "no output mode", "a group that does not divide",
-        "a period that does not divide"])  # fmt: skip
+@pytest.mark.parametrize(
+    "rule, spec",
+    [
+        ("S1", Spec(loops=Loops(iterations=0))),
+        ("S1", Spec(output=Output(OutputMode.Default))),
+        ("S2", Spec(loops=Loops(replicas=3, input_group_size=2))),
+        ("S2", Spec(loops=Loops(iterations=4), output=Output(OutputMode.EveryN, 3))),
+    ],
+    ids=[
+        "no iteration",
+        "no output mode",
+        "a group that does not divide",
+        "a period that does not divide",
+    ],
+)
 def test_a_broken_spec_is_found(rule: str, spec: Spec) -> None:
     with expect(rule):
         verify.verify_spec(spec)

@@ -127,11 +127,17 @@ def test_functions_are_called_on_the_instances_that_are_listed(
     assert here(5) == 5
 
 
-@pytest.mark.parametrize("variables, address", [
-    ({}, None), ({"MASTER_ADDR": "head", "MASTER_PORT": "7"}, "head"), (OF_A, None),
-    ({**OF_A, LOCAL_SIZE: "1"}, None), ({**OF_A, LOCAL_SIZE: "2"}, "127.0.0.1"),
-    ({**TWO, LOCAL_SIZE: "2", "OMPI_MCA_ess_base_jobid": "7"}, "127.0.0.1"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "variables, address",
+    [
+        ({}, None),
+        ({"MASTER_ADDR": "head", "MASTER_PORT": "7"}, "head"),
+        (OF_A, None),
+        ({**OF_A, LOCAL_SIZE: "1"}, None),
+        ({**OF_A, LOCAL_SIZE: "2"}, "127.0.0.1"),
+        ({**TWO, LOCAL_SIZE: "2", "OMPI_MCA_ess_base_jobid": "7"}, "127.0.0.1"),
+    ],
+)
 def test_where_processes_meet(
     variables: dict[str, str], address: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

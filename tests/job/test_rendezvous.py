@@ -157,11 +157,18 @@ def listens_at(address: str, port: int) -> str:
         return at
 
 
-@pytest.mark.parametrize("address, at", [
-    ("127.0.0.1", "127.0.0.1"), ("localhost", "127.0.0.1"),
-    ("127.0.0.2", "0.0.0.0"),  # as a host's own name often leads to, which others know elsewhere
-    ("192.0.2.1", "0.0.0.0"),  # another machine's, which passes on what comes
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "address, at",
+    [
+        ("127.0.0.1", "127.0.0.1"),
+        ("localhost", "127.0.0.1"),
+        (
+            "127.0.0.2",
+            "0.0.0.0",
+        ),  # as a host's own name often leads to, which others know elsewhere
+        ("192.0.2.1", "0.0.0.0"),  # another machine's, which passes on what comes
+    ],
+)
 def test_a_store_listens_at_the_address_that_is_named(address: str, at: str) -> None:
     assert listens_at(address, jobs.free_port()) == at
 
@@ -174,13 +181,23 @@ def test_a_port_that_something_else_listens_to_is_an_error() -> None:
             rendezvous.listening("127.0.0.1", port)
 
 
-@pytest.mark.parametrize("variables, expected", [
-    ({"MASTER_ADDR": "127.0.0.1"}, True), ({"MASTER_ADDR": "host"}, False),
-    ({"MASTER_ADDR": "host", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}, True),
-    ({"MASTER_ADDR": "host", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1"}, False),
-    ({"MASTER_ADDR": "host", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4"}, False),  # another job's
-    ({"MASTER_ADDR": "host", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, True),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "variables, expected",
+    [
+        ({"MASTER_ADDR": "127.0.0.1"}, True),
+        ({"MASTER_ADDR": "host"}, False),
+        ({"MASTER_ADDR": "host", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}, True),
+        ({"MASTER_ADDR": "host", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1"}, False),
+        (
+            {"MASTER_ADDR": "host", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4"},
+            False,
+        ),  # another job's
+        (
+            {"MASTER_ADDR": "host", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"},
+            True,
+        ),
+    ],
+)
 def test_launchers_and_addresses_say_whether_a_job_is_on_one_machine(
     variables: dict[str, str], expected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -326,16 +326,25 @@ def test_a_job_that_was_killed_goes_on_from_the_checkpoint_of_all_stages(tmp_pat
     assert digests(text for _, text in again.values()) == {weights}
 
 
-@pytest.mark.parametrize("what, said", [
-    ("killed", "it was killed, or its machine is lost"),
-    ("raised", "it ended with ValueError: no more data"),
-    ("changed alone", "another point of the program: it exchanges the numbers of the optimizer"),
-    long("killed while compiling", ""), long("stopped", "no sign of life for 6 s"),
-    long("killed between stages", "it was killed, or its machine is lost"),
-    long("interrupted between stages", "this process was interrupted by KeyboardInterrupt"),
-    long("state loaded alone", "point of the program: it exchanges the numbers of the optimizer"),
-    long("weights written alone", "it exchanges digests of the weights that were written"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "what, said",
+    [
+        ("killed", "it was killed, or its machine is lost"),
+        ("raised", "it ended with ValueError: no more data"),
+        (
+            "changed alone",
+            "another point of the program: it exchanges the numbers of the optimizer",
+        ),
+        long("killed while compiling", ""),
+        long("stopped", "no sign of life for 6 s"),
+        long("killed between stages", "it was killed, or its machine is lost"),
+        long("interrupted between stages", "this process was interrupted by KeyboardInterrupt"),
+        long(
+            "state loaded alone", "point of the program: it exchanges the numbers of the optimizer"
+        ),
+        long("weights written alone", "it exchanges digests of the weights that were written"),
+    ],
+)
 def test_a_lost_process_is_named_by_the_others(what: str, said: str, tmp_path: Path) -> None:
     assert jobs.status(*jobs.start("helpers.job_fault", [what], 2, tmp_path)) == 1
     text = jobs.printed(tmp_path, 0)

@@ -201,18 +201,21 @@ def test_groups_of_a_clone_belong_together() -> None:
 # Mistakes.
 
 
-@pytest.mark.parametrize("use, says", [
-    (lambda o: o.deviceIteration(4), r"did you mean options\.deviceIterations or"),
-    (lambda o: o.gradientAccumulation(2), r"options\.Training\.gradientAccumulation\?"),
-    (lambda o: setattr(o, "deviceIterations", 4), r"call it: deviceIterations\(4\)"),
-    (lambda o: o.deviceIterations(0), r"deviceIterations must be at least 1"),
-    (lambda o: o.Training.gradientAccumulation(-1), r"gradientAccumulation must be at least 1"),
-    (lambda o: o.Distributed.stageProcesses(0), r"stageProcesses must be at least 1"),
-    (lambda o: o.lanes(-1), r"lanes must be at least 0"),
-    (lambda o: o.programs(-1), r"programs must be at least 0"),
-    (lambda o: o.maxRepeatLogs(-1), r"maxRepeatLogs must be at least 0"),
-    (lambda o: o.backend("cuda"), r"use one of auto, inductor, optimise, reference, staged"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "use, says",
+    [
+        (lambda o: o.deviceIteration(4), r"did you mean options\.deviceIterations or"),
+        (lambda o: o.gradientAccumulation(2), r"options\.Training\.gradientAccumulation\?"),
+        (lambda o: setattr(o, "deviceIterations", 4), r"call it: deviceIterations\(4\)"),
+        (lambda o: o.deviceIterations(0), r"deviceIterations must be at least 1"),
+        (lambda o: o.Training.gradientAccumulation(-1), r"gradientAccumulation must be at least 1"),
+        (lambda o: o.Distributed.stageProcesses(0), r"stageProcesses must be at least 1"),
+        (lambda o: o.lanes(-1), r"lanes must be at least 0"),
+        (lambda o: o.programs(-1), r"programs must be at least 0"),
+        (lambda o: o.maxRepeatLogs(-1), r"maxRepeatLogs must be at least 0"),
+        (lambda o: o.backend("cuda"), r"use one of auto, inductor, optimise, reference, staged"),
+    ],
+)
 def test_a_mistake_is_refused_where_it_is_made_with_what_to_write(
     use: Callable[[Options], object], says: str
 ) -> None:

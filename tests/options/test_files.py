@@ -144,16 +144,25 @@ def test_a_file_with_a_syntax_error_applies_nothing(config: Write) -> None:
     assert repr(options) == repr(Options())
 
 
-@pytest.mark.parametrize("line", [
-    "deviceIterations(open('x'))",
-    "deviceIterations(__import__('os').system('true'))",
-    "deviceIterations.__func__(1)", "Training._popart.set('a', 1)",
-    "logDir('{0.__class__}'.format(poptorch.OutputMode))",
-    "logDir(os.name)", "logDir(poptorch._base)", "deviceIterations(2 ** 3)",
-    "_Popart.set(**{'key': 'a', 'value': 1})", "deviceIterations(4); logDir('x')",
-    "device_iterations = 4", "set(x=lambda: 1)", "deviceIterations(\x00)",
-    "setPartialsType" + "(" * 500,
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "line",
+    [
+        "deviceIterations(open('x'))",
+        "deviceIterations(__import__('os').system('true'))",
+        "deviceIterations.__func__(1)",
+        "Training._popart.set('a', 1)",
+        "logDir('{0.__class__}'.format(poptorch.OutputMode))",
+        "logDir(os.name)",
+        "logDir(poptorch._base)",
+        "deviceIterations(2 ** 3)",
+        "_Popart.set(**{'key': 'a', 'value': 1})",
+        "deviceIterations(4); logDir('x')",
+        "device_iterations = 4",
+        "set(x=lambda: 1)",
+        "deviceIterations(\x00)",
+        "setPartialsType" + "(" * 500,
+    ],
+)
 def test_only_calls_with_plain_arguments_are_understood(config: Write, line: str) -> None:
     options = Options()
 
@@ -278,15 +287,21 @@ def test_json_that_is_no_dictionary_is_refused(text: str) -> None:
 # Calls that make the same options again.
 
 
-@pytest.mark.parametrize("strategy", [
-    PipelinedExecution(AutoStage.AutoIncrement).useInterleavedSchedule(),
-    PipelinedExecution("a", Stage("b")),
-    poptorch.ShardedExecution(),
-    poptorch.ParallelPhasedExecution([Stage("a"), Stage("b")], ["c"]).sendTensorsOffChipAfterFwd(),
-    poptorch.SerialPhasedExecution(Phase(Stage("Stage", "b").ipu(3)), Phase("c"))
-    .useSeparateBackwardPhase()
-    .setTensorsLiveness(Liveness.OffChipAfterFwd),
-], ids=repr)  # fmt: skip
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        PipelinedExecution(AutoStage.AutoIncrement).useInterleavedSchedule(),
+        PipelinedExecution("a", Stage("b")),
+        poptorch.ShardedExecution(),
+        poptorch.ParallelPhasedExecution(
+            [Stage("a"), Stage("b")], ["c"]
+        ).sendTensorsOffChipAfterFwd(),
+        poptorch.SerialPhasedExecution(Phase(Stage("Stage", "b").ipu(3)), Phase("c"))
+        .useSeparateBackwardPhase()
+        .setTensorsLiveness(Liveness.OffChipAfterFwd),
+    ],
+    ids=repr,
+)
 def test_calls_rebuild_strategies(strategy: Any) -> None:
     """``test_settings.py`` rebuilds every option by itself."""
     options = Options().setExecutionStrategy(strategy)

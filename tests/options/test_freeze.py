@@ -166,12 +166,16 @@ def test_options_decide_the_device(options: Options, expected: Device) -> None:
     assert device(options) == expected
 
 
-@pytest.mark.parametrize("variables, expected", [
-    ({SMALL_MODEL: "1", VERSION: "ipu21"}, Device("model", 21, tiles=4)),
-    ({MODEL: "1", SMALL_MODEL: "1", VERSION: "ipu21"}, Device("model", 21)),
-    ({MODEL: "1", SMALL_MODEL: "1"}, Device("model", 2)),
-    ({MODEL: "0"}, Device("ipu")),
-], ids=["small model", "model before small model", "no version", "no model"])  # fmt: skip
+@pytest.mark.parametrize(
+    "variables, expected",
+    [
+        ({SMALL_MODEL: "1", VERSION: "ipu21"}, Device("model", 21, tiles=4)),
+        ({MODEL: "1", SMALL_MODEL: "1", VERSION: "ipu21"}, Device("model", 21)),
+        ({MODEL: "1", SMALL_MODEL: "1"}, Device("model", 2)),
+        ({MODEL: "0"}, Device("ipu")),
+    ],
+    ids=["small model", "model before small model", "no version", "no model"],
+)
 def test_variables_decide_the_device_where_options_do_not(
     variables: dict[str, str], expected: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -275,16 +279,27 @@ def cached_in(folder: str | None) -> Options:
     return Options().enableExecutableCaching(folder)
 
 
-@pytest.mark.parametrize("options, variable, folder", [
-    (Options(), None, None),
-    (cached_in("a"), None, "a"),
-    (cached_in("a").enableExecutableCaching(None), None, None),
-    (cached_in("a").useIpuModel(True), None, None),
-    (Options(), "b", "b"),
-    (cached_in("a"), "b", "a"),
-    (cached_in(None), "b", None),
-], ids=["nothing set", "set", "set back", "IPU model", "variable", "set before variable",
-        "None before variable"])  # fmt: skip
+@pytest.mark.parametrize(
+    "options, variable, folder",
+    [
+        (Options(), None, None),
+        (cached_in("a"), None, "a"),
+        (cached_in("a").enableExecutableCaching(None), None, None),
+        (cached_in("a").useIpuModel(True), None, None),
+        (Options(), "b", "b"),
+        (cached_in("a"), "b", "a"),
+        (cached_in(None), "b", None),
+    ],
+    ids=[
+        "nothing set",
+        "set",
+        "set back",
+        "IPU model",
+        "variable",
+        "set before variable",
+        "None before variable",
+    ],
+)
 def test_options_or_a_variable_decide_the_cache_folder(
     options: Options, variable: str | None, folder: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

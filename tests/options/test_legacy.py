@@ -211,18 +211,29 @@ def test_scripting_of_the_first_release_is_named_once_when_a_model_is_wrapped(
     assert "Python branches and numbers become constants" in line
 
 
-@pytest.mark.parametrize("training, arguments, error", [
-    (True, ("options",), poptorch.Error),
-    (True, (Options(), None, (), {"device_iterations": 3}), poptorch.Error),
-    (True, (4, None, (), {"device_iterations": 3}), TypeError),
-    (True, (4, None, (), {"anchor_mode": "some"}), ValueError),
-    (False, (Options(), torch.nn.MSELoss()), TypeError),
-    (False, (1, 1, (False, True, "ALL", None, "more")), TypeError),
-    (True, (Options(), torch.nn.MSELoss(), (torch.nn.MSELoss(),)), TypeError),
-    (True, (Options(), None, (), {"loss": torch.nn.MSELoss}), TypeError),
-], ids=["options that are a text", "options and a keyword", "a count given twice",
-        "an unknown mode", "a loss in inference", "too many arguments", "two losses",
-        "a class as a loss"])  # fmt: skip
+@pytest.mark.parametrize(
+    "training, arguments, error",
+    [
+        (True, ("options",), poptorch.Error),
+        (True, (Options(), None, (), {"device_iterations": 3}), poptorch.Error),
+        (True, (4, None, (), {"device_iterations": 3}), TypeError),
+        (True, (4, None, (), {"anchor_mode": "some"}), ValueError),
+        (False, (Options(), torch.nn.MSELoss()), TypeError),
+        (False, (1, 1, (False, True, "ALL", None, "more")), TypeError),
+        (True, (Options(), torch.nn.MSELoss(), (torch.nn.MSELoss(),)), TypeError),
+        (True, (Options(), None, (), {"loss": torch.nn.MSELoss}), TypeError),
+    ],
+    ids=[
+        "options that are a text",
+        "options and a keyword",
+        "a count given twice",
+        "an unknown mode",
+        "a loss in inference",
+        "too many arguments",
+        "two losses",
+        "a class as a loss",
+    ],
+)
 def test_arguments_that_no_release_took_are_refused(
     training: bool, arguments: tuple[Any, ...], error: type[Exception]
 ) -> None:

@@ -235,11 +235,15 @@ def test_the_output_mode_can_be_left_to_the_wrapper_again() -> None:
 
 
 @pytest.mark.spec("options", 14)
-@pytest.mark.parametrize("arguments, stored", [
-    ((OutputMode.All, 7), ["long", False, OutputMode.All, 1]),
-    ((OutputMode.EveryN, 7), ["long", False, OutputMode.EveryN, 7]),
-    ((), ["long", True, None, 1]),
-], ids=["a mode", "a mode with a period", "the wrapper's mode"])  # fmt: skip
+@pytest.mark.parametrize(
+    "arguments, stored",
+    [
+        ((OutputMode.All, 7), ["long", False, OutputMode.All, 1]),
+        ((OutputMode.EveryN, 7), ["long", False, OutputMode.EveryN, 7]),
+        ((), ["long", True, None, 1]),
+    ],
+    ids=["a mode", "a mode with a period", "the wrapper's mode"],
+)
 def test_an_anchor_has_the_long_name_whether_the_mode_is_inherited_the_mode_and_the_period(
     arguments: tuple[Any, ...], stored: list[Any]
 ) -> None:

@@ -743,13 +743,18 @@ def deep(depth: int) -> Callable[[Path], None]:
 
 
 DAMAGES = {
-    "foreign": lambda path: torch.save({"a": 1}, path), "another version": another_version,
-    "no parts": lambda path: archive.write(path, {}), "a pipe": instead(os.mkfifo),
-    "a folder": instead(Path.mkdir), "a loop": instead(lambda path: path.symlink_to(path)),
+    "foreign": lambda path: torch.save({"a": 1}, path),
+    "another version": another_version,
+    "no parts": lambda path: archive.write(path, {}),
+    "a pipe": instead(os.mkfifo),
+    "a folder": instead(Path.mkdir),
+    "a loop": instead(lambda path: path.symlink_to(path)),
     "compressed": lambda path: packed(path, unpacked(path), zipfile.ZIP_DEFLATED),
-    "overlapping": overlapping, "twice": twice, "deep facts": deep(900),
+    "overlapping": overlapping,
+    "twice": twice,
+    "deep facts": deep(900),
     "deeper facts": deep(100_000),
-}  # fmt: skip
+}
 
 
 @pytest.mark.spec("runtime", 26)

@@ -168,11 +168,14 @@ def test_accumulators_of_half_weights_are_float_by_default(
     assert weight(model) == -1.0
 
 
-@pytest.mark.parametrize("kind, settings, dtype, want", [
-    (poptorch.ReductionType.Mean, {"accum_type": HALF}, torch.float32, -35000.0),
-    (poptorch.ReductionType.Sum, {"accum_type": HALF}, torch.float32, -float("inf")),
-    (poptorch.ReductionType.Mean, {"use_combined_accum": True}, HALF, -35000.0),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "kind, settings, dtype, want",
+    [
+        (poptorch.ReductionType.Mean, {"accum_type": HALF}, torch.float32, -35000.0),
+        (poptorch.ReductionType.Sum, {"accum_type": HALF}, torch.float32, -float("inf")),
+        (poptorch.ReductionType.Mean, {"use_combined_accum": True}, HALF, -35000.0),
+    ],
+)
 def test_means_stay_in_range_where_a_sum_overflows(
     kind: poptorch.ReductionType,
     settings: dict[str, bool | torch.dtype],
