@@ -6,9 +6,10 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import poptorch
-from helpers.wrapping import options
+from helpers.wrapping import Having, agrees, graph_of, options, trains_alike
 
 ROWS = 4
 
@@ -54,6 +55,50 @@ def clear_a_part(model: Queue, x: torch.Tensor) -> torch.Tensor:
     y = model.linear(x) * 1
     y[largest(x)] = 0
     return y
+
+
+Write = Callable[[torch.Tensor, torch.Tensor], object]
+WRITES: dict[str, Write] = {
+    "a part is scaled": lambda y, i: y[i].mul_(2),
+    "a view of a part is cleared": lambda y, i: y[i][:2].zero_(),
+    "a row of a part is changed": lambda y, i: y[i][0].add_(1),
+    "a transposed part is scaled": lambda y, i: y[i].t().mul_(2),
+    "a part of a part": lambda y, i: y[i][i].mul_(2),
+    "two positions at once": lambda y, i: y[i, i].mul_(2),
+    "along another dimension": lambda y, i: y[:, i].relu_(),
+    "a slice": lambda y, i: y[:, i : i + 2].mul_(3),
+    "a selected part": lambda y, i: y.select(0, i).add_(1),
+    "a function of torch selects": lambda y, i: torch.select(y, -1, i).add_(1),
+    "a narrowed part": lambda y, i: y.narrow(1, i, 2).mul_(2),
+    "a narrowed part from the end": lambda y, i: y.narrow(1, i - 5, 2).mul_(2),
+    "an assignment to a part": lambda y, i: y[i].__setitem__((slice(None), 0), 5.0),
+    "an assignment to two positions": lambda y, i: y.__setitem__((i, i), 5.0),
+    "through data": lambda y, i: y[i].data.mul_(2),
+    "through a detached view": lambda y, i: y[i][:2].detach().mul_(2),
+    "an argument of a function": lambda y, i: torch.mul(y.detach()[0], 2, out=y.detach()[i]),
+    "an activation": lambda y, i: nn.functional.relu(y[i], inplace=True),
+    "one after the other": lambda y, i: (y[i].mul_(2), y[0].add_(1), y[i].sub_(3)),
+    "two names of one part": lambda y, i: both_written(y[i], y[i]),
+    "a part is read after the whole was written": lambda y, i: whole_written(y, y[i]),
+    "a part is not read before it is written": lambda y, i: whole_and_part_written(y, y[i]),
+}
+
+
+def both_written(one: torch.Tensor, two: torch.Tensor) -> None:
+    one.mul_(2)
+    two.add_(one)
+
+
+def whole_written(whole: torch.Tensor, part: torch.Tensor) -> None:
+    whole.mul_(2)
+    with torch.no_grad():
+        part.sum()
+    whole.add_(part.mean())
+
+
+def whole_and_part_written(whole: torch.Tensor, part: torch.Tensor) -> None:
+    whole.mul_(2)
+    part.add_(1)
 
 
 FUNCTIONS = {
@@ -110,6 +155,106 @@ def test_gradients_go_to_the_position_of_each_micro_batch() -> None:
         optimizer.step()
 
     torch.testing.assert_close(model.state_dict(), twin.state_dict())
+
+
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+def test_a_write_to_a_part_is_one_to_the_tensor(write: Write) -> None:
+    def written(model: Queue, x: torch.Tensor) -> torch.Tensor:
+        y = model.linear(x) * 1
+        write(y, largest(x))
+        return y
+
+    model = Queue(written).eval()
+    twin = copy.deepcopy(model)
+    wrapped = poptorch.inferenceModel(model, options())
+    for _ in range(4):
+        x = torch.randn(3, 5, 4)
+        with torch.no_grad():
+            torch.testing.assert_close(wrapped(x), twin(x))
+
+
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+def test_gradients_follow_writes_to_parts(write: Write) -> None:
+    def loss(model: Having, x: torch.Tensor) -> torch.Tensor:
+        y = model.linear(x) * 1
+        write(y, largest(x))
+        return nn.functional.mse_loss(y, torch.ones_like(y))
+
+    trains_alike(Having(loss, linear=nn.Linear(4, 4)), torch.randn(6, 5, 4), accumulation=2)
+
+
+def test_a_part_in_recomputed_code_is_written() -> None:
+    def scaled(layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        y = layer(x) * 1
+        y[largest(x)].mul_(2)
+        y[largest(x)].mul_(3)
+        return y
+
+    def loss(model: Having, x: torch.Tensor) -> torch.Tensor:
+        y = checkpoint(scaled, model.linear, x, use_reentrant=False)
+        return nn.functional.mse_loss(y, torch.ones_like(y))
+
+    trains_alike(Having(loss, linear=nn.Linear(4, 4)), torch.randn(3, 5, 4))
+
+
+def test_a_part_of_a_tensor_of_inference_mode_is_written() -> None:
+    def doubled(model: Queue, x: torch.Tensor) -> torch.Tensor:
+        with torch.inference_mode():
+            y = x * 1
+            y[largest(x)].mul_(2)
+        return y.clone()
+
+    agrees(Queue(doubled), torch.randn(3, 5, 4))
+
+
+def test_a_part_is_written_in_a_loop() -> None:
+    def body(y: torch.Tensor) -> torch.Tensor:
+        y = y * 1
+        y[largest(y)].mul_(0.5)
+        return y
+
+    def loop(model: Queue, x: torch.Tensor) -> torch.Tensor:
+        (y,) = poptorch.for_loop(3, body, [x])
+        return y
+
+    x = torch.randn(3, 5, 4)
+
+    result = poptorch.inferenceModel(Queue(loop), options())(x)
+
+    torch.testing.assert_close(result, body(body(body(x))))
+
+
+def test_a_position_that_vmap_divides_gives_a_copy_as_in_torch() -> None:
+    def clear(rows: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+        rows = rows * 1
+        rows[i].zero_()
+        return rows
+
+    def each(model: Queue, x: torch.Tensor) -> torch.Tensor:
+        return torch.vmap(clear)(model.linear(x), x[:, 0].argmax(-1))
+
+    agrees(Queue(each), torch.randn(3, 5, 4))
+
+
+def test_a_row_that_an_augmented_assignment_changes_is_written_once() -> None:
+    wrapped = poptorch.inferenceModel(Queue(add_to_a_row), options())
+    wrapped(torch.randn(3, 5, 4))
+
+    writes = graph_of(wrapped).find_nodes(
+        op="call_function", target=torch.ops.aten.index_copy.default
+    )
+
+    assert len(writes) == 1
+
+
+def test_one_operator_that_writes_to_a_tensor_and_a_part_is_refused() -> None:
+    def both(model: Queue, x: torch.Tensor) -> torch.Tensor:
+        y = x * 1
+        torch._foreach_mul_([y[largest(x)], y[0]], 2)
+        return y
+
+    with pytest.raises(poptorch.Error, match="One operator writes"):
+        poptorch.inferenceModel(Queue(both), options())(torch.randn(3, 5, 4))
 
 
 def test_a_position_together_with_another_tensor_as_an_index_is_refused() -> None:

@@ -18,12 +18,13 @@ from .._base import private, source, trees
 from .._base.errors import Error
 from .._ir.spec import Precision
 from .._ops.context import Candidate, Capture, listening, outermost
-from . import inner_gradients, marks, trace
+from . import dynamic_slices, inner_gradients, marks, trace
 from .casting import Casting
 from .draws import Draws
 from .held import Held
 from .higher_order import refuse_writes, stand_in
 from .losses import LOSS_FUNCTIONS
+from .moving_views import MovingViews
 from .recorded import assign_data, recorded, surroundings_waiting
 from .replaced import changed
 from .substitutes import RECURRENT, recurrent, substitutes
@@ -40,11 +41,18 @@ class CaptureContext(Capture):
     reads: ValueReads = field(default_factory=ValueReads)
     held: Held = field(default_factory=Held)
     draws: Draws = field(default_factory=Draws)
+    views: MovingViews = field(default_factory=MovingViews)
     # lines of assignments to ``.data``, by tensor
     assigned: dict[int, str | None] = field(default_factory=dict)
 
     def mark_loss(self, loss: torch.Tensor, name: str) -> None:
         super().mark_loss(self.held.traced(loss), name)
+
+    def caught(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return the arguments and keyword arguments that an operator gets."""
+        args, kwargs = self.held.caught(func, args, kwargs)
+        self.views.heard(func, args, kwargs)
+        return args, kwargs
 
     def identify(self, tensor: torch.Tensor) -> int | None:
         node = recorded(outermost(self.held.traced(tensor)))
@@ -116,7 +124,11 @@ class Overrides(TorchFunctionMode):
                 if result is not NotImplemented:
                     return result
         given = {name: self._given(value) for name, value in kwargs.items()}
-        return held.users(self._called(func, tuple(map(self._given, args)), given))
+        args = tuple(map(self._given, args))
+        self._context.views.before(*args, *given.values())
+        result = self._called(func, args, given)
+        self._context.views.after()
+        return held.users(result)
 
     @contextlib.contextmanager
     def on(self) -> Iterator[None]:
@@ -144,6 +156,8 @@ class Overrides(TorchFunctionMode):
             result = None
         elif func in QUESTIONS:
             result = self._context.reads.answer(func, args, kwargs)
+        elif func in dynamic_slices.FUNCTIONS:
+            result = dynamic_slices.FUNCTIONS[func](self._context.views, *args, **kwargs)
         elif func in RECURRENT and not kwargs:
             result = recurrent(func, args, self._priced)
         else:

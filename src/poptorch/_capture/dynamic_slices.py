@@ -2,16 +2,21 @@
 
 These are one position, ``x[i]``, and slices of a constant length, ``x[i : i + n]``. By itself,
 torch would read the position from its tensor, and the program would keep that of the first inputs.
+In eager PyTorch, the results are views. Here they are copies that ``moving_views`` keeps equal to
+what they are parts of.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
 
 import torch
 
+from .._base import private
 from .._base.errors import Error
 from .._ir.operators import SAME_NUMBERS
+from .moving_views import MovingViews
 from .recorded import constant_value, recorded
 
 aten = torch.ops.aten
@@ -24,35 +29,46 @@ class _Window(NamedTuple):
 
     start: torch.Tensor
     size: int
-    step: int
+    step: int = 1
     is_one: bool = False
+    is_slice: bool = False  # whether bounds outside of the tensor mean what they mean in a slice
 
 
 def _places(window: _Window, extent: int) -> torch.Tensor:
     size, step = window.size, window.step
     first = window.start.reshape(()).long()
-    if window.is_one:
-        return torch.where(first < 0, first + extent, first).reshape(1)
+    if not window.is_slice:
+        first = torch.where(first < 0, first + extent, first)
+        return first + torch.arange(size, device=first.device)
     # As in Python, a negative index counts from the end, and so does the index after the last one.
     from_end = torch.where(first + size < 0, first + extent, extent)
     first = torch.where(first < 0, from_end, first)
     return first + torch.arange(0, size, step, device=first.device)
 
 
-def getitem(tensor: torch.Tensor, index: Any) -> torch.Tensor:
+def _getitem(views: MovingViews, tensor: torch.Tensor, index: Any) -> torch.Tensor:
     fixed, windows = _split(index)
     if not windows:
         return tensor[fixed] if isinstance(index, tuple) else tensor[index]
-    result = tensor[fixed]
-    dims = _dims(tensor, fixed, windows)
+    part = _part(views, tensor[fixed], _dims(tensor, fixed, windows))
+    views.note(tensor, index, part)
+    return part
+
+
+def _part(views: MovingViews, base: torch.Tensor, dims: list[tuple[int, _Window]]) -> torch.Tensor:
+    result = base
     for dim, window in dims:
-        result = result.index_select(dim, _places(window, result.shape[dim]))
+        places = _places(window, result.shape[dim])
+        if private.is_batchedtensor(window.start):  # with these, torch copies
+            result = result.index_select(dim, places)
+        else:
+            result = views.part(result, dim, places)
     for dim in sorted((dim for dim, window in dims if window.is_one), reverse=True):
         result = result.squeeze(dim)
     return result
 
 
-def setitem(tensor: torch.Tensor, index: Any, value: Any) -> None:
+def _setitem(views: MovingViews, tensor: torch.Tensor, index: Any, value: Any) -> None:
     mask = isinstance(index, torch.Tensor) and index.dtype == torch.bool
     if mask and isinstance(value, torch.Tensor) and _is_for_each(tensor, index, value):
         # Without this, the gradient of the value would select with the mask.
@@ -60,25 +76,37 @@ def setitem(tensor: torch.Tensor, index: Any, value: Any) -> None:
         value = value.reshape(value.shape[max(0, value.dim() - rest) :]).to(tensor.dtype)
         tensor.copy_(torch.where(index.reshape(index.shape + (1,) * rest), value, tensor))
         return
-    fixed, windows = _split(index)
-    if not windows:
-        tensor[index] = value
+    _, windows = _split(index)
+    if windows and views.is_written(tensor, index, value):
         return
-    if len(windows) > 1:
-        _refuse(
-            "an assignment to positions in two dimensions at once",
-            "assign one dimension at a time, or use index_put_ with a tensor for each dimension",
-        )
-    view = tensor[fixed]
-    ((dim, window),) = _dims(tensor, fixed, windows)
-    places = _places(window, view.shape[dim])
-    shape = list(view.shape)
-    shape[dim] = len(places)
-    source_ = torch.as_tensor(value, dtype=view.dtype, device=view.device)
-    if window.is_one:
-        source_ = source_.expand(shape[:dim] + shape[dim + 1 :]).unsqueeze(dim)
-    source_ = source_.expand(shape)
-    view.index_copy_(dim, places, source_)
+    if windows:
+        _getitem(views, tensor, index)[...] = value
+    else:
+        tensor[index] = value
+
+
+def _select(views: MovingViews, input: torch.Tensor, dim: int, index: Any) -> torch.Tensor:
+    if not _is_position(index):
+        return input.select(dim, index)
+    return _part(views, input, [(dim % input.dim(), _Window(index, 1, is_one=True))])
+
+
+def _narrow(
+    views: MovingViews, input: torch.Tensor, dim: int, start: Any, length: int
+) -> torch.Tensor:
+    if not _is_position(start):
+        return input.narrow(dim, start, length)
+    return _part(views, input, [(dim % input.dim(), _Window(start, length))])
+
+
+FUNCTIONS: dict[Any, Callable[..., Any]] = {
+    torch.Tensor.__getitem__: _getitem,
+    torch.Tensor.__setitem__: _setitem,
+    torch.Tensor.select: _select,
+    torch.select: _select,
+    torch.Tensor.narrow: _narrow,
+    torch.narrow: _narrow,
+}
 
 
 def _is_for_each(tensor: torch.Tensor, mask: torch.Tensor, value: torch.Tensor) -> bool:
@@ -99,7 +127,7 @@ def _split(index: Any) -> tuple[tuple[Any, ...], dict[int, _Window]]:
     """Return the index with windows replaced by whole slices, and the windows by dimension."""
     items = index if isinstance(index, tuple) else (index,)
     windows = {
-        at: _Window(item, 1, 1, True) if isinstance(item, torch.Tensor) else _window(item)
+        at: _Window(item, 1, is_one=True) if isinstance(item, torch.Tensor) else _window(item)
         for at, item in enumerate(items)
         if _is_position(item)
         or (isinstance(item, slice) and (_moves(item.start) or _moves(item.stop)))
@@ -119,7 +147,8 @@ def _moves(bound: Any) -> bool:
 
 def _is_position(item: Any) -> bool:
     """Return whether an index is one integer that is known only when the program runs."""
-    if not isinstance(item, torch.Tensor) or item.dim() > 0 or item.dtype == torch.bool:
+    masks = (torch.bool, torch.uint8)
+    if not isinstance(item, torch.Tensor) or item.dim() > 0 or item.dtype in masks:
         return False
     return not item.dtype.is_floating_point and not item.dtype.is_complex and _moves(item)
 
@@ -129,7 +158,7 @@ def _window(item: slice) -> _Window:
     if isinstance(item.start, torch.Tensor) and item.stop is not None:
         (first, low), (second, high) = _linear(item.start), _linear(item.stop)
         if first is second and high > low:
-            return _Window(item.start, high - low, step)
+            return _Window(item.start, high - low, step, is_slice=True)
     _refuse(
         f"the length of {_text(item.start)} : {_text(item.stop)} cannot be determined",
         "write the end as the start plus an int: x[i : i + 4], or use poptorch.dynamic_slice",

@@ -172,7 +172,7 @@ def _user_code(request: Request, context: CaptureContext, own: OwnDicts) -> Iter
     with (
         replaced(request.module, own, again),
         watched(context.held, overrides.on),
-        context.reads.by_torch(context.held.caught),
+        context.reads.by_torch(context.caught),
         scripts.followed(context.reads, context.held),
         inner_gradients.followed(context),
         holding(autocast_settings, (precision.autocast, precision.autocast_policy)),
@@ -223,6 +223,7 @@ def run_forward(
     now()  # refuses what a program cannot follow, before the result is used
     tensors, structure = trees.flatten(returned, "output")
     tensors = held.traced(tensors)
+    context.views.before(tensors)
     refuse_holders(structure.constants, ("forward returns an object whose tensors cannot be found"))
     loss = None
     if request.training:

@@ -16,7 +16,6 @@ import torch.nn.functional as F
 from .._base import private
 from .._base.errors import Error
 from .._ops.traceable import ctc_losses, grouped_product, lstm
-from . import dynamic_slices
 from .recorded import constant_value
 from .selected import Selected, select
 from .trace import untraced
@@ -256,8 +255,6 @@ def substitutes() -> dict[Any, Callable[..., Any]]:
         torch.Tensor.tensor_split: _tensor_split,
         torch.bincount: _bincount,
         torch.Tensor.bincount: _bincount,
-        torch.Tensor.__getitem__: dynamic_slices.getitem,
-        torch.Tensor.__setitem__: dynamic_slices.setitem,
         private.optional("pack_padded_sequence"): _pack,
         private.optional("pad_packed_sequence"): _pad,
         # the implementation of a function in ``torch.nn.functional``
