@@ -32,7 +32,7 @@ def test_a_resumed_run_has_the_losses_of_an_uninterrupted_one(tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_processes_resume_together_and_one_goes_on_alone(tmp_path: Path) -> None:
+def test_processes_resume_together_and_one_continues_alone(tmp_path: Path) -> None:
     ended = jobs.run("helpers.resuming", [tmp_path], 2, tmp_path)
     assert all(code == 0 for code, _ in ended.values()), ended
     for process in ended:
@@ -59,7 +59,7 @@ def make(
     return checkpoints
 
 
-def test_the_latest_ones_stay_and_what_is_unfinished_is_none(tmp_path: Path) -> None:
+def test_the_latest_checkpoints_are_kept_and_unfinished_ones_do_not_count(tmp_path: Path) -> None:
     checkpoints, left = make(tmp_path), tmp_path / "unfinished-000000008"
     for step, batch in enumerate(checkpoints.batches(1), 1):
         checkpoints._executor(batch)
@@ -76,7 +76,7 @@ def test_the_latest_ones_stay_and_what_is_unfinished_is_none(tmp_path: Path) -> 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["000000007", "000000008"]
 
 
-def test_a_loop_that_was_left_goes_on_before_and_after_resuming(tmp_path: Path) -> None:
+def test_a_loop_that_was_left_early_continues_before_and_after_resuming(tmp_path: Path) -> None:
     def made() -> poptorch.Checkpoints:
         opts, rows = options().randomSeed(1), torch.arange(18.0).view(9, 2)
         return make(tmp_path, 0, poptorch.DataLoader(opts, rows, shuffle=True))
@@ -119,7 +119,7 @@ def weight_of(checkpoints: poptorch.Checkpoints) -> torch.Tensor:
     return checkpoints._executor.state_dict()["layer.weight"].clone()
 
 
-def test_a_run_goes_on_while_its_checkpoint_is_written(
+def test_a_run_continues_while_its_checkpoint_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkpoints = make(tmp_path, 2)
@@ -322,7 +322,7 @@ class Counter:
         self.state = state["state"]
 
 
-def test_what_cannot_be_kept_or_resumed_is_said(tmp_path: Path) -> None:
+def test_objects_that_cannot_be_saved_or_resumed_are_refused(tmp_path: Path) -> None:
     for state in (object(), [{"average": torch.ones(2)}]):
         with pytest.raises(poptorch.Error, match="state of counter cannot be kept"):
             make(tmp_path, 1, counter=Counter(state)).save()

@@ -301,7 +301,7 @@ def test_a_loader_without_options_or_data_says_how_to_call_it(
     (21, {"programs": (2, 2), "drop_last": False}, "INFO", "5 samples, for which a model compiles"),
     (11, {"programs": (1, 1), "drop_last": False}, "WARNING", "Remove options.programs(1)"),
 ])  # fmt: skip
-def test_samples_that_are_left_out_are_told(
+def test_a_warning_counts_samples_that_are_left_out(
     samples: int,
     arguments: dict[str, range | bool | tuple[int, int]],
     level: str | None,
@@ -317,7 +317,7 @@ def test_samples_that_are_left_out_are_told(
     assert text in caplog.text
 
 
-def test_arguments_of_another_mode_and_streams_too_short_for_a_batch_are_said(
+def test_warnings_name_arguments_of_another_mode_and_streams_that_are_too_short(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     loader(sets.Numbers(4), 2, async_options={"buffer_size": 3}, rebatched_worker_size=1)
@@ -390,7 +390,7 @@ def test_the_signature_is_poptorch_s() -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_errors_of_the_data_set_pass_as_they_are_and_the_loader_goes_on(workers: int) -> None:
+def test_errors_of_the_data_set_are_unchanged_and_the_loader_continues(workers: int) -> None:
     data, before = sets.Acting(6, 3, sets.cannot_be_read), descendants().keys()
     made = loader(data, 2, num_workers=workers)
     for attempt in range(3):
@@ -500,7 +500,7 @@ def test_a_program_for_each_size() -> None:
     assert torch.cat(counts).tolist() == [2, 3, 4, 6]
 
 
-def test_what_does_not_fit_is_said() -> None:
+def test_samples_that_do_not_fit_and_wrong_sizes_are_refused() -> None:
     with pytest.raises(ValueError, match=r"longer than all sizes(?s:.)*6; sizes \[4\]"):
         poptorch.PadToSizes([4], FILL)(PADDED)
     for sizes, fill in (([], FILL), ([0], FILL), ([4], {})):
@@ -592,7 +592,7 @@ def test_a_sampler_without_length_and_size(
     assert "the last tensor may be incomplete" in caplog.text
 
 
-def test_sizes_that_do_not_divide_are_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_warning_names_sizes_that_do_not_divide(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     loader(sets.Numbers(10), opts=options(2), batch_sampler=batches(10, 2), drop_last=False)
     assert caplog.records[0].levelname == "WARNING"
@@ -699,7 +699,7 @@ def flat(batches: DataLoader) -> list[float]:
 
 
 @pytest.mark.spec("data", 4)
-def test_last_batches_are_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_warning_names_incomplete_last_batches(caplog: pytest.LogCaptureFixture) -> None:
     loaders = of_each_process(3, sets.Numbers(53), 4, drop_last=False)
     assert [len(made.dataset) for made in loaders] == [18, 18, 17]
     assert "combined batch size (4) x 3 processes" in caplog.text
@@ -787,7 +787,7 @@ def test_two_iterations_at_once_have_their_own_permutations(workers: int) -> Non
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_what_is_loaded_ahead_when_an_iteration_is_given_up_changes_no_permutation(
+def test_elements_loaded_ahead_of_an_abandoned_iteration_do_not_change_the_permutation(
     workers: int,
 ) -> None:
     """How far ahead it is differs between processes, and their parts would overlap."""

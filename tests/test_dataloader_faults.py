@@ -177,7 +177,7 @@ def test_a_loader_that_has_failed_ends_its_process_when_it_goes() -> None:
 
 
 @pytest.mark.parametrize("number, workers", [(signal.SIGINT, 0), (signal.SIGTERM, 2)])
-def test_a_process_that_is_told_to_end_does_so_with_its_workers(
+def test_a_terminated_process_ends_together_with_its_workers(
     number: signal.Signals, workers: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with nothing_left() as known:
@@ -330,7 +330,7 @@ class Program:
 
 
 @pytest.mark.spec("data", 10)
-def test_a_program_that_survives_ctrl_c_goes_on_loading_and_ends_with_the_next(
+def test_a_program_that_survives_ctrl_c_continues_to_load_and_ends_with_the_next_one(
     tmp_path: Path,
 ) -> None:
     body = """
@@ -399,7 +399,7 @@ AsynchronousDataAccessor(Numbers(1), sharing_strategy=SharingStrategy.SharedMemo
 """
 
 
-def test_a_script_without_a_guard_is_told_about_it(tmp_path: Path) -> None:
+def test_a_script_without_a_main_guard_gets_an_error_about_it(tmp_path: Path) -> None:
     script = tmp_path / "p.py"
     script.write_text(UNGUARDED)
     done = programs.run(script, environment=ENVIRONMENT)

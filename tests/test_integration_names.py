@@ -30,7 +30,7 @@ def test_a_wrapped_model_is_a_poplar_executor(training: poptorch.PoplarExecutor)
     assert isinstance(training, PoplarExecutor)
 
 
-def test_there_is_no_executable_before_the_first_call(training: poptorch.PoplarExecutor) -> None:
+def test_before_the_first_call_no_executable_exists(training: poptorch.PoplarExecutor) -> None:
     assert not training._executable
     assert training._executable_inputs is None
 
@@ -46,7 +46,7 @@ def test_there_is_an_executable_with_its_inputs_after_a_call(
     assert y.dtype == Y.dtype
 
 
-def test_there_is_no_executable_after_destroy(training: poptorch.PoplarExecutor) -> None:
+def test_after_destroy_no_executable_exists(training: poptorch.PoplarExecutor) -> None:
     training(X, Y)
 
     training.destroy()

@@ -88,7 +88,7 @@ def test_imports_go_only_downwards() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_only_what_is_above_it_imports_the_whole_package(graph: grimp.ImportGraph) -> None:
+def test_only_modules_above_the_package_import_all_of_it(graph: grimp.ImportGraph) -> None:
     importing = graph.find_modules_that_directly_import("poptorch")
     inside = {name for name in importing if name.startswith("poptorch.")}
     rooms = {name.split(".")[1] for name in inside}
@@ -112,7 +112,7 @@ def test_private_names_of_torch_are_in_one_file_and_looked_up_when_used() -> Non
     assert not early
 
 
-def test_the_table_of_private_names_is_what_is_used() -> None:
+def test_the_table_lists_exactly_the_private_names_that_are_used() -> None:
     nodes = [node for path in FILES for node in ast.walk(parse(path))]
     used = set(lookups(nodes))
     texts = {node.value for node in nodes if isinstance(node, ast.Constant)}
@@ -239,7 +239,7 @@ def test_larger_tests_name_a_test_of_their_file_that_make_test_runs() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("names", [("timeout",), ("rtol", "atol")], ids=["limits", "tolerances"])
-def test_nobody_has_limits_or_tolerances_of_their_own(names: tuple[str, ...]) -> None:
+def test_no_test_defines_its_own_limits_or_tolerances(names: tuple[str, ...]) -> None:
     """Waiting would end on a busy machine; a number says nothing of what is rounded."""
     assert not {path: lines for path in TESTS if (lines := own_numbers(parse(path), names))}
 

@@ -34,7 +34,7 @@ def made(folder: Path, has: str | None) -> tuple[str, str]:
 
 
 @pytest.mark.slow
-def test_make_keeps_another_torch_that_is_there_and_says_so(tmp_path: Path) -> None:
+def test_make_keeps_an_installed_torch_of_another_version_and_says_so(tmp_path: Path) -> None:
     said, pinned = made(tmp_path, "2.99.1+cpu")
 
     assert pinned == "2.99.1+cpu"

@@ -192,7 +192,7 @@ def test_a_killed_holder_holds_nothing_nor_do_its_children() -> None:
 
 
 @pytest.mark.slow
-def test_others_are_not_in_the_way_by_default(
+def test_by_default_other_processes_do_not_block_a_device(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.delenv("POPTORCH_POD_DIR")
@@ -254,7 +254,7 @@ def test_processes_wait_for_chips_that_others_have() -> None:
             assert device != other or ended <= start_other or end_other <= began
 
 
-def test_a_number_that_was_given_to_another_process_is_no_holder() -> None:
+def test_a_reused_process_id_does_not_hold_chips() -> None:
     _pod.acquire(1).release()
     path = Path(os.environ["POPTORCH_POD_DIR"]) / "virtual-mk2-4.old.json"
     entry = {

@@ -83,9 +83,7 @@ def test_memory_that_is_always_live_is_that_of_the_estimate(
     assert always == pytest.approx(sum(sum(chip.always.values()) for chip in priced.chips))
 
 
-def test_memory_that_is_not_always_live_fits_beside_the_rest(
-    report: pva.Report, priced: Estimate
-) -> None:
+def test_temporary_memory_fits_next_to_the_rest(report: pva.Report, priced: Estimate) -> None:
     always = sum(variable.size for variable in report.compilation.alwaysLiveVariables)
 
     peak = max(s.notAlwaysLiveMemory.bytes for s in report.compilation.livenessProgramSteps)
@@ -189,7 +187,7 @@ def trace(tmp_path: Path) -> Path:
     return path
 
 
-def test_events_of_a_trace_lie_in_one_another(trace: Path) -> None:
+def test_events_of_a_trace_are_nested(trace: Path) -> None:
     outer = pva.openTrace(trace).process(1).thread(2).events
 
     assert [event.label for event in outer] == ["call", "x"]
@@ -205,7 +203,7 @@ def test_an_event_of_a_trace_has_a_duration_in_seconds_and_a_channel(trace: Path
 
 
 @pytest.mark.parametrize("text", [None, "[" * 100_000], ids=["no file", "nested too deep"])
-def test_a_file_that_is_no_trace_is_refused(text: str | None, tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_trace_is_refused(text: str | None, tmp_path: Path) -> None:
     path = tmp_path / "other.json"
     if text is not None:
         path.write_text(text)

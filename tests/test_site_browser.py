@@ -37,7 +37,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.mark.long
-def test_nothing_is_cut_off_and_all_text_stands_out(site: Path, tmp_path: Path) -> None:
+def test_nothing_is_cut_off_and_all_text_has_contrast(site: Path, tmp_path: Path) -> None:
     """At 1280 and 390 pixels; in the light and the dark scheme."""
     pages = sorted(site.rglob("*.html"))
     pages.remove(site / "404.html")

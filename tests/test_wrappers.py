@@ -146,7 +146,7 @@ class Counted(nn.Parameter):
 
 
 @each_wrapper
-def test_a_parameter_of_a_class_with_operators_of_its_own_is_refused_by_name(wrap: Wrap) -> None:
+def test_a_parameter_whose_class_redefines_operators_is_refused_by_name(wrap: Wrap) -> None:
     model = Having(lambda m, x: x * m.weight, weight=Counted(torch.ones(3)))
 
     with pytest.raises(poptorch.Error, match="'weight' is a Counted"):

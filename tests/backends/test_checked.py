@@ -36,7 +36,9 @@ CASES = [(cause, *case) for cause, cases in CAUSES.items() for case in cases]
 
 @pytest.mark.spec("precision", 10)
 @pytest.mark.parametrize("cause, function, x, y", CASES)
-def test_causes(cause: str, function: Callable[..., Any], x: list[float], y: list[float]) -> None:
+def test_the_error_explains_the_cause(
+    cause: str, function: Callable[..., Any], x: list[float], y: list[float]
+) -> None:
     x, y = torch.tensor(x), torch.tensor(y)
     got, want = infer(function, x, y), function(x, y)
     torch.testing.assert_close(got, want, equal_nan=True)  # off by default
@@ -54,7 +56,7 @@ def test_a_call_like_the_one_before_is_checked() -> None:
 
 
 @pytest.mark.spec("precision", 10)
-def test_only_what_is_new_is_a_fault() -> None:
+def test_only_new_infinities_and_nans_are_faults() -> None:
     """Operands decide: the same result is a fault only where it is new."""
 
     def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:

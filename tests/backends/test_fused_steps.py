@@ -159,7 +159,7 @@ def test_other_types_layouts_and_shapes_are_left_alone(change: Any, name: str, w
 
 
 @pytest.mark.parametrize("name", ["adam", "sgd"])
-def test_a_gradient_may_lie_otherwise_than_was_traced(name: str) -> None:
+def test_a_gradient_may_have_another_layout_than_in_the_trace(name: str) -> None:
     """Those of convolutions do, on some processors."""
     module, (weight, gradient, *rest) = graph(name, False, {}, nothing)
     fused_steps.fuse_steps(module)
@@ -269,7 +269,7 @@ def test_new_values_are_computed_where_they_are_kept() -> None:
         lambda old, new: (torch.linalg.cholesky(new @ new.t() + torch.eye(4)),),  # it may fail
     ],
 )
-def test_what_is_read_or_may_fail_later_keeps_its_copy(after: Any) -> None:
+def test_values_that_are_read_later_keep_their_copy(after: Any) -> None:
     def step(state: Any, gradient: Any) -> Any:
         new = state + gradient
         results = after(state, new)
@@ -288,7 +288,7 @@ def test_a_transposed_operand_keeps_the_copy() -> None:
     assert not written(rewritten(step, STATE))
 
 
-def test_no_value_is_computed_where_a_state_lies() -> None:
+def test_no_value_is_computed_in_the_memory_of_a_state() -> None:
     """A new state is an operand that nothing needs any longer, but for the next call."""
 
     def step(state: Any, gradient: Any, weight: Any) -> Any:
@@ -331,7 +331,7 @@ def the_same_under_another_name(x: Any, y: Any) -> Any:
         lambda x, y: (torch.div(x @ y, y, rounding_mode="floor"),),
     ],
 )
-def test_what_has_no_room_gets_its_own(function: Any) -> None:
+def test_values_without_free_memory_get_new_memory(function: Any) -> None:
     rewritten(function, STATE, OTHER)
 
 

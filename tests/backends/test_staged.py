@@ -317,7 +317,7 @@ def test_parts_compute_on_the_device_of_their_chip(monkeypatch: pytest.MonkeyPat
     assert seen == {direction: {"meta"} for direction in Direction}
 
 
-def test_the_reference_tier_works_on_a_device_with_memory_of_its_own() -> None:
+def test_the_reference_tier_works_on_a_device_with_its_own_memory() -> None:
     """In a process of its own: torch has one place for such a device."""
     folders = os.pathsep.join(map(str, (PACKAGE.parent, ROOT / "tests")))
     environment = programs.with_ours(PYTHONPATH=folders)

@@ -48,7 +48,7 @@ def test_the_users_number_starts_it_again_and_determinism_stops_it() -> None:
     assert machine.threads.decision == ""
 
 
-def test_the_faster_number_stays_until_calls_collapse_or_it_is_tried_anew(
+def test_the_faster_number_stays_until_calls_become_slow_or_it_is_measured_again(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO, logger=log.engine.name)

@@ -154,7 +154,7 @@ def test_groups_of_the_first_kind_are_read_too(groups: Path) -> None:
     assert resources.available_memory() == 0  # over it, with nothing to give back
 
 
-def test_a_part_within_another_is_none_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_time_of_an_inner_part_is_not_counted_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = zip(itertools.count(0.0), itertools.repeat(0.0), strict=False)
     monkeypatch.setattr(timing, "_now", clock.__next__)
     with pytest.raises(ZeroDivisionError), timing.measured() as parts:
@@ -212,7 +212,7 @@ LIES = {
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_what_lies_about_its_parts_is_refused(lie: str, tmp_path: Path) -> None:
+def test_a_file_with_wrong_sizes_of_its_parts_is_refused(lie: str, tmp_path: Path) -> None:
     path = tmp_path / "file"
     make, why = LIES[lie]
     make(path)

@@ -139,7 +139,7 @@ def test_after_the_block_nothing_is_raised_any_more() -> None:
     assert not eventually(lambda: False, 0.1)  # in which an interrupt would come
 
 
-def test_without_signals_the_block_passes_on_what_is_raised_in_it() -> None:
+def test_without_signals_an_exception_passes_through_the_block() -> None:
     with pytest.raises(ZeroDivisionError), interrupts.insisting():
         raise ZeroDivisionError
 

@@ -244,7 +244,7 @@ def test_settings_that_are_gone_are_left_out_unless_they_are_needed(
 
 
 @pytest.mark.parametrize("way", ["there", "gone", "other arguments"])
-def test_a_stand_in_is_there_within_the_block_only(
+def test_a_stand_in_exists_only_within_the_block(
     way: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     usual, asked = private.check_build, []
@@ -373,7 +373,7 @@ def _is_there(path: str) -> bool:
 
 
 @pytest.mark.slow
-def test_no_stand_in_is_called_in_another_way(
+def test_no_stand_in_is_called_with_unexpected_arguments(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def forward(model: Having, x: torch.Tensor) -> torch.Tensor:

@@ -39,7 +39,7 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_a_file_is_there_when_it_is_whole_and_not_before(tmp_path: Path) -> None:
+def test_a_file_appears_only_when_it_is_complete(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"old")
     with safe_files.replacing(path) as file:
@@ -231,7 +231,7 @@ def test_what_was_left_on_another_host_stays(
     assert names(tmp_path) == [left, "file"]
 
 
-def test_what_is_being_written_stays_wherever_its_writer_runs(
+def test_an_unfinished_file_stays_while_its_writer_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In another container this process's number means nothing, or another process."""

@@ -63,7 +63,7 @@ def test_the_progress_bar_and_the_log_fail_no_call(
     assert loss > 0
 
 
-def test_a_stream_that_is_replaced_later_gets_what_is_written(
+def test_a_stream_that_replaces_another_one_gets_the_output(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     stream, later = terminal.Stream("stderr"), io.StringIO()
@@ -74,7 +74,7 @@ def test_a_stream_that_is_replaced_later_gets_what_is_written(
     assert later.getvalue() == "a line\n"
 
 
-def test_a_stream_that_is_not_there_is_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_stream_is_not_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", None)
 
     assert not terminal.Stream("stderr").isatty()

@@ -149,7 +149,7 @@ def test_the_first_difference_says_what_and_where(expected: Any, got: Any, messa
     assert trees.first_difference(first, first) is None
 
 
-def test_an_adapter_comes_when_its_package_is_there(
+def test_an_adapter_is_imported_once_its_package_is_imported(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(trees, "ADAPTERS", {"others": "ours_for_others"})

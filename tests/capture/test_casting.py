@@ -276,7 +276,7 @@ def test_factories_take_the_type_of_their_input() -> None:
 
 @pytest.mark.slow
 @pytest.mark.spec("precision", 9, 21)
-def test_statistics_have_types_of_their_own() -> None:
+def test_statistics_have_their_own_types() -> None:
     norm, eager = nn.BatchNorm1d(4).half(), nn.BatchNorm1d(4)
     norm.running_mean, norm.running_var = norm.running_mean.float(), norm.running_var.float()
     x = (torch.randn(18, 4) * 3 + 1).half()

@@ -201,7 +201,7 @@ def test_an_older_checkpoint_trains_nothing_from_inputs_without_gradient() -> No
         trains_alike(model, eager, X, Y)
 
 
-def test_a_checkpoint_without_the_random_state_draws_anew() -> None:
+def test_a_checkpoint_without_the_random_state_draws_new_numbers() -> None:
     """As in eager torch, where the gradient is not that of the output, either."""
 
     def forward(m: Having, x: torch.Tensor) -> torch.Tensor:
@@ -244,7 +244,7 @@ def drawing_from(generator: torch.Generator) -> Having:
 
 
 @pytest.mark.parametrize("accumulation", [1, 4])
-def test_a_generator_of_the_model_goes_on_as_in_eager_torch(accumulation: int) -> None:
+def test_a_generator_of_the_model_continues_as_in_eager_torch(accumulation: int) -> None:
     ours, eagers = (torch.Generator().manual_seed(11) for _ in range(2))
 
     trains_alike(drawing_from(ours), drawing_from(eagers), X, Y, accumulation=accumulation)
@@ -263,7 +263,7 @@ def test_compiling_moves_no_generator_on() -> None:
     assert torch.equal(torch.get_rng_state(), states[1])
 
 
-def test_a_generator_that_only_a_closure_holds_goes_on_too() -> None:
+def test_a_generator_that_only_a_closure_holds_continues_too() -> None:
     own, same = (torch.Generator().manual_seed(2) for _ in range(2))
     executor = poptorch.inferenceModel(
         Calling(lambda x: x + torch.rand(6, generator=own)), options()
@@ -396,7 +396,7 @@ def test_another_seed_in_each_run_is_refused_with_its_line(forward: Callable[...
         infer(forward, X)
 
 
-def test_draws_after_a_loop_go_on() -> None:
+def test_draws_after_a_loop_continue_the_sequence() -> None:
     def forward(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return looping(x) * 0 + torch.rand(6), torch.rand(6)
 

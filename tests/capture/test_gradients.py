@@ -38,7 +38,7 @@ def trained(model: torch.nn.Module, eager: torch.nn.Module | None = None) -> tor
 
 @pytest.mark.spec("supported_ops", 11)
 @pytest.mark.parametrize("cut", [torch.Tensor.detach, torch.no_grad()(lambda x: x * 1)])
-def test_what_lies_before_a_detach_stays_bit_for_bit(cut: Callable[..., Any]) -> None:
+def test_layers_before_a_detach_stay_bit_identical(cut: Callable[..., Any]) -> None:
     model = trained(two(cut))
     for name, value in two().first.state_dict().items():
         assert torch.equal(model.first.state_dict()[name], value)
@@ -59,7 +59,7 @@ def test_what_needs_no_gradient_or_is_unused_stays_bit_for_bit_and_tied_weights_
 
 
 @pytest.mark.spec("supported_ops", 13, 14)
-def test_inputs_that_want_a_gradient_give_one_warning_and_nothing_has_one(
+def test_inputs_that_require_gradients_cause_one_warning_and_get_no_gradient(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     executor, x = training(two()), X.clone().requires_grad_()

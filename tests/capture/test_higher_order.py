@@ -143,7 +143,7 @@ DECISIONS = [
 
 
 @pytest.mark.parametrize("function, plain", DECISIONS)
-def test_cond_and_while_loop_decide_anew_in_each_call(
+def test_cond_and_while_loop_evaluate_their_condition_in_each_call(
     function: Callable[..., Any], plain: Callable[..., Any]
 ) -> None:
     own = layer()

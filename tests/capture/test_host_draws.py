@@ -40,7 +40,7 @@ DRAWS = {
 
 
 @pytest.mark.parametrize("forward", DRAWS.values(), ids=DRAWS)
-def test_a_number_of_the_host_is_told_with_its_line(
+def test_a_warning_names_the_line_that_draws_a_number_on_the_host(
     forward: Callable[..., Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     infer(forward, X)
@@ -60,7 +60,7 @@ OWN = {
 
 
 @pytest.mark.parametrize("make", OWN.values(), ids=OWN)
-def test_a_generator_that_the_model_holds_is_told(
+def test_a_warning_names_a_host_generator_that_the_model_holds(
     make: Callable[..., Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     model = Having(held_by_the_model, own=make())
@@ -71,7 +71,7 @@ def test_a_generator_that_the_model_holds_is_told(
     assert "from the model's own at " in text
 
 
-def test_what_draws_without_a_name_that_is_noted_is_told_with_forward(
+def test_a_draw_by_an_unknown_function_is_reported_with_forward(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     infer(lambda x: x * imported(), X)
@@ -99,7 +99,7 @@ SAME = {
 
 
 @pytest.mark.parametrize("forward", SAME.values(), ids=SAME)
-def test_numbers_that_are_the_same_in_every_run_are_not_told(
+def test_numbers_that_are_the_same_in_every_run_cause_no_warning(
     forward: Callable[..., Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     infer(forward, X)

@@ -233,7 +233,7 @@ def draws(x: torch.Tensor) -> torch.Tensor:
         long(draws, 4, 2, "inductor"),
     ],
 )
-def test_draws_are_alike_one_after_another_and_side_by_side(
+def test_draws_are_the_same_one_after_another_and_side_by_side(
     function: Callable[..., Any], lanes: int, replicas: int, backend: str
 ) -> None:
     counts = {"iterations": 4, "replicas": replicas, "lanes": lanes}

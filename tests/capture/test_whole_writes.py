@@ -106,7 +106,9 @@ def test_graphs_with_writes_over_whole_tensors_are_not_replayed(function, monkey
 
 
 @pytest.mark.parametrize("function", [through_a_view, over_a_part])
-def test_graphs_with_views_of_what_is_written_later_are_replayed(function, monkeypatch) -> None:
+def test_graphs_with_views_of_tensors_that_are_written_later_are_replayed(
+    function, monkeypatch
+) -> None:
     seen = replays(monkeypatch)
     twins = Twins(Having(function, **state()), sgd)
 

@@ -121,7 +121,7 @@ ALIKE = [
 
 
 @pytest.mark.parametrize("function", ALIKE, ids=lambda function: function.__name__)
-def test_it_trains_alike_where(function: Callable[..., Any]) -> None:
+def test_models_that_write_to_data_train_like_eager_torch(function: Callable[..., Any]) -> None:
     trains_alike(model(function), X, Y, eager=model(function), accumulation=2)
 
 

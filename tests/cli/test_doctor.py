@@ -41,7 +41,7 @@ def test_a_script_is_explained_to_the_last_construct(capsys: Printed) -> None:
 
 
 @pytest.mark.slow
-def test_a_script_that_trains_is_told_what_limits_it(capsys: Printed) -> None:
+def test_doctor_explains_what_limits_a_training_script(capsys: Printed) -> None:
     assert main(["doctor", "--calls", "6", WAITING]) == 0
     out = capsys.readouterr().out
     assert "\nClassifier, training, called at waiting.py:" in out
@@ -159,7 +159,7 @@ class Named(torch.nn.Linear):
     (["--training", "FILE:Named", "rows=4,3", "labels=4:int64"], 0, "Nothing prevents capturing"),
     (["--training", "FILE:Named", "rows=4,3"], 1, "error: Couldn't find a loss in graph"),
 ])  # fmt: skip
-def test_what_is_explained_is_said_before_it_runs(
+def test_doctor_prints_explanations_before_the_script_runs(
     arguments: list[str],
     status: int,
     said: str,
@@ -240,7 +240,7 @@ def test_each_command_has_a_help_page_with_an_example(words: list[str], capsys: 
     assert "example:\n  poptorch " + words[0] in capsys.readouterr().out
 
 
-def test_nobody_who_reads_on_is_no_error(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_closed_pipe_is_not_an_error(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     with open(writing, "w") as stream:
@@ -258,7 +258,7 @@ def test_nobody_who_reads_on_is_no_error(script: Script, monkeypatch: pytest.Mon
         (["FILE"], "To examine a module in this file: poptorch doctor FILE:NAME"),
     ],
 )
-def test_wrong_use_is_said_in_one_line(
+def test_wrong_arguments_cause_an_error_of_one_line(
     arguments: list[str],
     phrase: str,
     script: Script,

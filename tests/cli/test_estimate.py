@@ -128,7 +128,7 @@ def test_a_curve_starts_from_calls_that_are_measured(script: Script, capsys: Pri
 
 
 @pytest.mark.slow
-def test_options_of_ours_behind_the_script_are_said_to_be_the_scripts(
+def test_options_after_the_script_belong_to_the_script_and_a_message_says_so(
     linear: str, capsys: Printed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("POPTORCH_POD")

@@ -139,7 +139,7 @@ def test_info_lists_single_ipus_and_groups_and_who_holds_them(capsys: Printed) -
     assert lines[4] == f"Id 4: group, IPUs 0, 1, held by process {os.getpid()}"
 
 
-def test_info_tells_about_one_device(capsys: Printed) -> None:
+def test_gc_info_describes_one_device(capsys: Printed) -> None:
     text = output(info, capsys, "--device-id", "6")
 
     assert "ipus: [0, 1, 2, 3]" in text

@@ -92,7 +92,7 @@ BROKEN = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("broken", BROKEN)
-def test_what_is_wrong_is_said_with_a_remedy(
+def test_each_problem_is_reported_with_a_remedy(
     broken: str, healthy: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     breaks, said, fix = BROKEN[broken]

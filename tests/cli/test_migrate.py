@@ -328,7 +328,7 @@ def test_what_asks_a_compiled_program_becomes_a_comment(tmp_path: Path) -> None:
     assert "import popart" not in code
 
 
-def test_a_line_that_also_trains_is_no_comment(tmp_path: Path) -> None:
+def test_a_line_that_also_trains_is_not_commented_out(tmp_path: Path) -> None:
     script = tmp_path / "queries.py"
     script.write_text(HEAD + QUERIES)
 
@@ -400,7 +400,7 @@ def test_the_report_and_the_diff(tmp_path: Path, capsys: pytest.CaptureFixture[s
         (b"import poptorch\nLoops = poptorch.Options().deviceIterations(2)\n", "rename Loops"),
     ],
 )
-def test_what_cannot_be_read_is_said_with_its_line(
+def test_code_that_cannot_be_translated_is_reported_with_its_line(
     text: bytes | None, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     script = tmp_path / "script.py"

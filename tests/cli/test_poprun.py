@@ -34,7 +34,7 @@ def job(folder: Path, *arguments: str, **more: str) -> tuple[int, str]:
 
 @pytest.mark.slow
 @pytest.mark.spec("parallel", 36, 37)
-def test_instances_on_two_hosts_are_told_who_they_are(tmp_path: Path) -> None:
+def test_instances_on_two_hosts_know_their_index(tmp_path: Path) -> None:
     """A shell that runs its second argument here stands for ssh."""
     shell, exported = tmp_path / "shell", tmp_path / "job.json"
     shell.write_text('#!/bin/sh\nexec sh -c "$2"\n')
@@ -183,7 +183,7 @@ def test_fewer_instances_do_the_work_of_all(tmp_path: Path) -> None:
         (["--host=a,-oProxyCommand=sh", "-n", "2", "true"], "it begins with a dash"),
     ],
 )
-def test_what_cannot_be_started_is_said(
+def test_a_program_that_cannot_be_started_is_reported(
     arguments: list[str],
     said: str,
     tmp_path: Path,
@@ -200,7 +200,9 @@ def test_what_cannot_be_started_is_said(
     assert said in capsys.readouterr().err
 
 
-def test_what_there_is_no_room_for_is_started_if_asked_to(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_oversubscription_starts_more_processes_than_there_is_room_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(poprun, "launch", lambda job: 0)
     assert poprun.main(["-n", "1000", "--oversubscribe", "true"]) == 0
 
@@ -223,7 +225,7 @@ def test_output_of_one_instance_is_shown_by_its_host_only(
     assert all(shown)  # torch shows all for an empty one
 
 
-def test_the_key_of_a_job_is_told_to_nobody_but_its_hosts(
+def test_only_the_hosts_of_a_job_get_its_key(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Command lines can be read by everybody on a machine, and so can the names in a store."""
@@ -274,7 +276,7 @@ def test_on_one_host_the_store_of_torch_listens_at_the_loopback_address_only() -
     assert listeners(first.master_port) == []  # each start has its own
 
 
-def test_processes_on_one_host_are_told_a_folder_and_on_several_a_secret(
+def test_processes_on_one_host_get_a_folder_and_on_several_hosts_a_secret(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     one, several = completed("--num-instances=2"), completed("--host=a,b", "--num-instances=2")

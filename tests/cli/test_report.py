@@ -135,7 +135,7 @@ def test_names_in_a_report_say_nothing_to_a_terminal(profile: Path, capsys: Prin
     ["[" * 100_000, json.dumps({"format": FORMAT, "estimated": "\x1b"}), '{"format": 2}'],
     ids=["nested too deep", "no estimate", "another format"],
 )
-def test_a_file_that_is_no_report_is_refused(text: str, profile: Path) -> None:
+def test_a_file_that_is_not_a_report_is_refused(text: str, profile: Path) -> None:
     profile.write_text(text)
 
     assert main(["report", str(profile)]) == 2

@@ -125,7 +125,7 @@ def test_broken_compilers(
         ("optimise", toolchain.sysconfig, "/my python", "C++ compiler, such as '/my python"),
     ],
 )
-def test_what_is_missing_is_named(
+def test_the_warning_names_what_is_missing(
     backend: str,
     place: Any,
     value: str,

@@ -78,7 +78,7 @@ def test_data_of_processes_is_of_one_length_and_one_order(
 
 
 @pytest.mark.parametrize("given", [1, 2])
-def test_other_replicas_than_poprun_gave_are_told(
+def test_a_warning_names_a_number_of_replicas_that_differs_from_poprun(
     given: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("POPDIST_NUM_TOTAL_REPLICAS", "4")

@@ -450,7 +450,7 @@ def test_no_other_thread_meets_traced_tensors() -> None:
     assert type(model.layer._parameters) is not PerThread
 
 
-def test_calls_of_another_thread_are_no_part_of_a_capture() -> None:
+def test_calls_of_another_thread_are_not_part_of_a_capture() -> None:
     """One ends meanwhile that had begun before; all threads call torch's hooks on modules."""
     begun, go_on, ended = threading.Event(), threading.Event(), threading.Event()
 

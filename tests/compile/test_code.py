@@ -47,7 +47,7 @@ def keys(
     return [cache.key_of(graph, BUILDER) for graph in training.plan().program.graphs.values()]
 
 
-def test_what_is_in_the_key() -> None:
+def test_the_key_depends_on_everything_that_changes_the_code() -> None:
     before = keys()
     for change in ({"lr": 0.5}, {"iterations": 3}, {"inner": "renamed"}):
         assert keys(**change) == before
@@ -110,7 +110,7 @@ def test_code_that_is_not_as_it_was_kept_is_made_again(
     assert len(caplog.records) == 1
 
 
-def test_homes_with_keys_of_their_own_share_a_folder_of_code(
+def test_users_with_different_keys_share_a_folder_of_code(
     store: cache.Store,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -194,7 +194,7 @@ def test_a_later_update_that_was_half_written_says_so(plant: Callable[..., Any])
         lambda: poptorch.Error("The user's mistake"),
     ],
 )
-def test_what_is_no_fault_of_the_code_is_raised(
+def test_errors_that_the_code_did_not_cause_are_raised(
     mistake: Callable[..., Any], plant: Callable[..., Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     expected = training("reference")

@@ -66,7 +66,7 @@ def eager_to_compile(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("eager_to_compile")
-def test_a_takeover_keeps_all_state_and_random_numbers_and_is_said(
+def test_compiled_code_takes_over_with_all_state_and_random_numbers_and_a_log_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = training(shown=True)
@@ -135,7 +135,7 @@ def test_graphs_that_others_have_compiled_take_over(
         (sys, "executable", "/nowhere/python", "/nowhere/python"),
     ],
 )
-def test_a_compilation_that_fails_is_said_once_and_the_run_goes_on(
+def test_a_failed_compilation_causes_one_warning_and_the_run_continues(
     holder: Any,
     name: str,
     value: str,
@@ -319,7 +319,7 @@ def test_what_cannot_be_used_again_is_not(
     another.end()
 
 
-def test_wrapping_goes_on_where_no_process_can_be_started(
+def test_wrapping_works_if_no_process_can_be_started(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     asked: list[str] = []

@@ -338,7 +338,9 @@ def trusted(case: Case) -> None:
 )
 @example(case=Case(model="linear", hints=("cycles", "model")))
 @given(case=TRUST_CASES.filter(lambda case: case.possible))
-def test_what_is_computed_is_what_eager_computes_or_an_error_says_why_not(case: Case) -> None:
+def test_a_model_computes_what_eager_computes_or_raises_an_error_that_says_why_not(
+    case: Case,
+) -> None:
     if "cycles" in case.hints and "model" in case.hints:
         with pytest.raises(poptorch.Error, match="The IPU model has no cycle counts"):
             trusted(case)

@@ -40,7 +40,7 @@ def test_a_step_with_a_norm_dropout_and_a_scaled_product_is_as_traced() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Torchinductor does not support code generation for complex")
-def test_lazy_conjugates_have_values_of_their_own() -> None:
+def test_lazy_conjugates_have_their_own_values() -> None:
     """Kernels that compiled code calls directly take a lazy conjugate's memory for its values."""
 
     def step(x: torch.Tensor, weight: torch.Tensor) -> tuple[Tensors, Tensors]:

@@ -101,7 +101,7 @@ def test_new_weights_are_prepared_however_they_come(
     change(executor, model, x)
 
 
-def test_small_convolutions_read_weights_that_lie_tap_by_tap(
+def test_small_convolutions_read_weights_tap_by_tap(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(convolutions, "SMALLEST", 1 << 20)
@@ -150,7 +150,7 @@ def test_what_onnx_lacks_runs_on_the_reference_backend(caplog: pytest.LogCapture
         ("changes buffer.last.running_mean, ", lambda m, x: m.last(x)),
     ],
 )
-def test_onnx_runtime_refuses_what_is_no_evaluation(does: str, forward: Callable[..., Any]) -> None:
+def test_onnx_runtime_refuses_training(does: str, forward: Callable[..., Any]) -> None:
     wrap = training if does == "trains" else poptorch.inferenceModel
     executor = wrap(Having(forward, last=nn.BatchNorm1d(6)), options("onnxruntime"))
     with pytest.raises(poptorch.Error, match=f"can only run inference\n.*a program that {does}"):
@@ -165,7 +165,7 @@ def test_onnx_runtime_is_an_extra(
     assert "needs absent: pip install 'poptorch[onnxruntime]'" in caplog.text
 
 
-def test_columns_of_a_weight_lie_together_for_one_row() -> None:
+def test_columns_of_a_weight_are_contiguous_for_one_row() -> None:
     model = Having(lambda self, x: torch.tanh(x @ self.weight + 1), weight=normal(40, 24))
     executor, x = compiled(model), normal(1, 40)
     for _ in range(2):
@@ -176,7 +176,7 @@ def test_columns_of_a_weight_lie_together_for_one_row() -> None:
 
 
 @pytest.mark.parametrize("backend", ["inductor", "onnxruntime"])
-def test_weights_that_another_wrapper_trains_are_prepared_anew(backend: str) -> None:
+def test_weights_that_another_wrapper_trains_are_prepared_again(backend: str) -> None:
     model, x = Mixed(), normal(2, 3, 6, 5)
 
     def loss(module: Having, x: torch.Tensor) -> torch.Tensor:
@@ -206,7 +206,7 @@ def test_statistics_that_one_mode_counts_are_prepared_for_the_other() -> None:
     torch.testing.assert_close(*results.values(), **near(SUM, size=4))
 
 
-def test_what_is_read_elsewhere_or_drawn_is_not_folded() -> None:
+def test_values_that_are_random_or_read_elsewhere_are_not_folded() -> None:
     def forward(model: Having, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         product = model.layer(x)
         return model.norm(product), product, F.dropout(model.layer.weight, 0.5, training=True)

@@ -140,12 +140,12 @@ def two(w: torch.Tensor, x: torch.Tensor) -> tuple[Tensors, Tensors]:
 
 
 @pytest.mark.parametrize("step, shapes", [(growing, [(4, 4)]), (two, [(16, WIDTH), (4, WIDTH)])])
-def test_what_differs_or_is_little_is_compiled_as_a_whole(step: Step, shapes: Any) -> None:
+def test_different_or_small_layers_are_compiled_as_a_whole(step: Step, shapes: Any) -> None:
     tensors = [torch.randn(shape) for shape in shapes]
     assert cut(*graph(step, tensors), tensors) is None
 
 
-def test_masks_that_lie_in_columns_are_read_so() -> None:
+def test_masks_in_column_order_are_read_in_that_order() -> None:
     """Compiled code draws them row by row, which the next piece would not take."""
     tensors = [torch.randn(4, 4) for _ in range(2)]
     code = compile_graph(*graph(functools.partial(drawing, by=1), tensors), tensors)

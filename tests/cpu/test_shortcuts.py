@@ -131,7 +131,7 @@ class Residual(nn.Module):
 
 
 @pytest.mark.slow
-def test_loops_that_torch_cannot_split_alike_are_compiled_as_they_are() -> None:
+def test_loops_that_torch_cannot_split_in_the_same_way_are_compiled_unchanged() -> None:
     """A test whose code would be interpreted fails."""
     torch.manual_seed(0)
     blocks = Residual(32, 32, 1), Residual(32, 64, 2), Residual(64, 128, 2)

@@ -158,7 +158,7 @@ def test_who_does_the_work_of_two_reads_their_samples(
     assert loaders.loader(torch.arange(8), 1, opts=alone).combinedBatchSize == 2
 
 
-def test_a_shard_is_a_sequence_of_its_own_samples_read_as_the_data_set_reads() -> None:
+def test_a_shard_reads_its_samples_as_the_data_set_does() -> None:
     shard = DataShard(Numbers(10), range(3, 7))
     assert [shard[i].item() for i in (0, 3, -1)] == [3, 6, 6]
     for index in (4, -5):
@@ -211,7 +211,7 @@ def loader(
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:This process .* use of fork")
 @pytest.mark.parametrize("mode", poptorch.DataLoaderMode)
-def test_batches_that_a_model_cuts_otherwise_are_said_once(
+def test_one_warning_says_that_a_model_divides_batches_differently(
     mode: poptorch.DataLoaderMode, caplog: pytest.LogCaptureFixture
 ) -> None:
     data, executor = loader(mode, iterations=2, accumulation=2), wrapped(options())
@@ -228,7 +228,7 @@ def test_batches_that_a_model_cuts_otherwise_are_said_once(
     assert "from 4 micro-batches of 2" in caplog.text
 
 
-def test_nothing_is_said_of_the_same_counts_of_other_batches_or_of_inference(
+def test_equal_counts_other_batches_and_inference_cause_no_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     accessor = poptorch.AsynchronousDataAccessor(loader(accumulation=4))

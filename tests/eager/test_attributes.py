@@ -164,7 +164,7 @@ def test_what_a_training_model_keeps_for_the_next_run_is_named(model: nn.Module,
         train(model)
 
 
-def test_what_training_leaves_for_others_to_look_at_is_no_difference() -> None:
+def test_results_that_training_stores_for_others_are_not_a_difference() -> None:
     model = Having(lambda self, x: self.noting(x), noting=Noting())
 
     train(model)
@@ -183,7 +183,7 @@ def test_attributes_of_layers_have_the_values_of_the_first_run_in_eager_pytorch(
     torch.testing.assert_close(model.noting.last, expected.last.detach())
 
 
-def test_a_copy_of_a_fixed_weight_is_no_difference() -> None:
+def test_a_copy_of_a_fixed_weight_is_not_a_difference() -> None:
     model = Anchored()
     model.layer.weight.requires_grad_(False)
 
@@ -192,7 +192,7 @@ def test_a_copy_of_a_fixed_weight_is_no_difference() -> None:
     assert type(model.layer.weight) is nn.Parameter
 
 
-def test_a_copy_of_a_weight_in_inference_is_no_difference() -> None:
+def test_a_copy_of_a_weight_in_inference_is_not_a_difference() -> None:
     loss = infer(Anchored())
 
     assert loss.isfinite()
@@ -203,7 +203,7 @@ def test_the_line_that_changes_it_is_named() -> None:
         infer(WarmUp())
 
 
-def test_an_attribute_that_nothing_reads_is_no_difference() -> None:
+def test_an_attribute_that_nothing_reads_is_not_a_difference() -> None:
     def count(self: Any, x: torch.Tensor) -> torch.Tensor:
         self.calls += 1
         self.shapes.append(x.shape)
@@ -214,7 +214,7 @@ def test_an_attribute_that_nothing_reads_is_no_difference() -> None:
     assert out.shape == (4, 3)
 
 
-def test_a_mask_that_is_made_once_is_no_difference() -> None:
+def test_a_mask_that_is_made_once_is_not_a_difference() -> None:
     def masked(self: Any, x: torch.Tensor) -> torch.Tensor:
         if self.mask is None:
             self.mask = torch.tensor([1.0, 0.0, 1.0])
@@ -226,7 +226,9 @@ def test_a_mask_that_is_made_once_is_no_difference() -> None:
 
 
 @pytest.mark.parametrize("rate", [0.5, 0.0])
-def test_a_layer_that_the_first_run_replaces_by_an_equal_one_is_no_difference(rate: float) -> None:
+def test_a_layer_that_the_first_run_replaces_by_an_equal_one_is_not_a_difference(
+    rate: float,
+) -> None:
     def settled(self: Any, x: torch.Tensor) -> torch.Tensor:
         if not self.is_settled:
             copied = nn.Linear(3, 3)  # draws initial values, which the copy overwrites

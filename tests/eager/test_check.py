@@ -131,7 +131,7 @@ def test_a_branch_on_the_class_of_a_parameter_is_noticed_where_the_program_took_
     assert "output 0 differs by" in error_of(Two(change))
 
 
-def test_a_hook_of_the_backward_pass_that_acts_otherwise_is_noticed() -> None:
+def test_a_backward_hook_that_acts_differently_is_noticed() -> None:
     def change(self: Any, x: torch.Tensor) -> torch.Tensor:
         x.register_hook(lambda gradient: gradient * (0.5 if captured(gradient) else 1.0))
         return x
@@ -156,7 +156,7 @@ def test_a_draw_of_another_shape_is_noticed() -> None:
     assert "the program draws torch.float32 [4, 3]" in error_of(Two(change))
 
 
-def test_a_repeated_draw_that_the_program_draws_anew_is_noticed() -> None:
+def test_a_repeated_draw_that_the_program_does_not_repeat_is_noticed() -> None:
     def change(self: Any, x: torch.Tensor) -> torch.Tensor:
         state = torch.get_rng_state()
         once = torch.rand_like(x)
@@ -421,7 +421,7 @@ def test_warnings_of_forward_are_not_shown_twice() -> None:
 # No false alarms.
 
 
-def test_noise_around_zero_is_no_difference() -> None:
+def test_noise_around_zero_is_not_a_difference() -> None:
     def change(self: Any, x: torch.Tensor) -> torch.Tensor:
         return x - x.mean(0, keepdim=True)  # the bias of the first layer has no gradient
 
@@ -442,7 +442,7 @@ def test_a_chaotic_model_widens_its_own_bound() -> None:
     assert loss.isfinite()
 
 
-def test_a_draw_that_nobody_reads_is_no_difference() -> None:
+def test_a_draw_that_nobody_reads_is_not_a_difference() -> None:
     def change(self: Any, x: torch.Tensor) -> torch.Tensor:
         torch.rand_like(x)
         return x * torch.rand_like(x)

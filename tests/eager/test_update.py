@@ -88,7 +88,7 @@ def test_updates_that_agree_train_without_a_word(
 
 
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])
-def test_a_limit_of_the_norm_is_no_difference(kind: type[torch.optim.Optimizer]) -> None:
+def test_gradient_clipping_is_not_a_difference(kind: type[torch.optim.Optimizer]) -> None:
     model = Model()
     optimizer: Any = kind(model.parameters(), lr=0.1)
     optimizer.max_grad_norm = 0.01
@@ -189,7 +189,7 @@ def test_other_state_of_a_traced_update_is_an_error(monkeypatch: pytest.MonkeyPa
         train_once(torch.optim.NAdam)
 
 
-def test_a_step_that_tells_parameters_apart_by_their_identity_is_noticed() -> None:
+def test_a_step_that_depends_on_the_identity_of_parameters_is_noticed() -> None:
     model = Model()
     optimizer = ByIdentity(model.parameters(), model.layer)
     wrapped = poptorch.trainingModel(model, options().checkAgainstEager("error"), optimizer)

@@ -263,7 +263,7 @@ def marked(every: int) -> Estimate:
 
 
 @pytest.mark.slow
-def test_fewer_checkpoints_are_advised_and_save_what_is_said() -> None:
+def test_fewer_checkpoints_save_the_memory_that_the_advice_promises() -> None:
     before = marked(every=1)
     lines = [line for line in before.advice if "recomputationCheckpoint" in line.change]
 
@@ -345,7 +345,7 @@ def test_more_iterations_are_advised_until_the_host_takes_a_tenth_of_the_time(
 
 
 @pytest.mark.slow
-def test_more_iterations_cost_what_is_said_for_the_same_samples(
+def test_more_iterations_take_the_time_that_the_advice_predicts(
     more_iterations: MoreIterations,
 ) -> None:
     before, line, times, after = more_iterations

@@ -170,7 +170,7 @@ def test_operators_are_sorted_by_what_all_their_runs_cost(
     assert [row.cycles for row in pipeline.operators] == sorted(costs, reverse=True)
 
 
-def test_operators_add_up_to_the_work_of_all_chips_but_what_is_sent(
+def test_operators_add_up_to_the_work_of_all_chips_without_communication(
     pipeline: Estimate, costs: list[float]
 ) -> None:
     busy = sum(chip.parts[part] for chip in pipeline.chips for part in WORKING)
@@ -237,14 +237,14 @@ def test_computing_again_takes_more_operations_and_time(once: Estimate, twice: E
     assert twice.seconds > once.seconds
 
 
-def test_what_is_computed_again_is_no_useful_work(once: Estimate, twice: Estimate) -> None:
+def test_recomputation_is_not_useful_work(once: Estimate, twice: Estimate) -> None:
     useful_once = once.share_of_peak * once.seconds
     useful_twice = twice.share_of_peak * twice.seconds
 
     assert useful_twice == pytest.approx(useful_once)
 
 
-def test_weights_lie_where_the_forward_pass_wants_them_when_it_is_computed_again(
+def test_weights_are_in_the_layout_of_the_forward_pass_when_it_is_recomputed(
     once: Estimate, twice: Estimate
 ) -> None:
     def exchange(estimate: Estimate) -> dict[str, float]:
@@ -432,7 +432,7 @@ def test_what_takes_most_of_the_memory_is_named(fourteen_layers: Estimate) -> No
     assert "layer(x)" in culprit.line
 
 
-def test_it_is_said_by_how_much_a_chip_is_over_its_limit(fourteen_layers: Estimate) -> None:
+def test_the_estimate_says_by_how_much_a_chip_exceeds_its_limit(fourteen_layers: Estimate) -> None:
     (chip,) = fourteen_layers.chips
 
     assert chip.limit == 1472 * TILE

@@ -140,7 +140,7 @@ def test_the_line_of_the_present_options_is_that_of_equal_settings(of_chips: Any
 
 
 @pytest.mark.slow
-def test_printed_lines_say_whether_they_fit_and_what_is_too_large(of_chips: Any) -> None:
+def test_printed_lines_say_whether_a_variant_fits_and_what_is_too_large(of_chips: Any) -> None:
     printed = str(of_chips).splitlines()
 
     assert printed[2].endswith("fits")

@@ -63,7 +63,7 @@ def test_a_named_directory_comes_first_the_debian_package_second(copy: Path) -> 
         data.load(copy, limit=0)
 
 
-def test_what_is_downloaded_is_kept_if_its_sum_is_the_published_one(
+def test_a_downloaded_file_is_kept_if_its_checksum_is_the_published_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with served(data.SUBSET) as url:
@@ -77,7 +77,7 @@ def test_what_is_downloaded_is_kept_if_its_sum_is_the_published_one(
     assert str(data.DOWNLOADS) in data.load(url=url).notes[0]  # with nobody there who serves it
 
 
-def test_without_a_network_the_subset_is_used_and_said(tmp_path: Path) -> None:
+def test_without_a_network_the_subset_is_used_with_a_message(tmp_path: Path) -> None:
     with served(tmp_path) as url:
         missing = data.load(url=url).notes  # answers, but has no such file
     refused = data.load(url=url).notes

@@ -115,7 +115,7 @@ def test_every_operator_has_a_row(exported: Exported) -> None:
     assert sorted(named) == sorted(calls)
 
 
-def test_the_numbers_of_a_module_are_the_sums_of_what_is_in_it(exported: Exported) -> None:
+def test_the_numbers_of_a_module_are_the_sums_of_its_parts(exported: Exported) -> None:
     assert exported.modules
     for module in exported.modules:
         said, inside = said_of(module), [*module.iter("li")]
@@ -173,7 +173,7 @@ def test_all_links_lead_to_a_place_on_the_page(exported: Exported) -> None:
     assert {*hrefs(exported.page)} <= exported.by_id.keys()
 
 
-def test_the_source_beside_is_the_users_file(exported: Exported) -> None:
+def test_the_page_shows_the_source_of_the_users_file(exported: Exported) -> None:
     files = exported.page.findall("body/aside/details")
     assert files
     for part in files:

@@ -91,7 +91,7 @@ def test_every_node_has_the_number_of_its_graph(padded: DataBatch) -> None:
 
 @pytest.mark.spec("geometric", 31)
 @pytest.mark.parametrize("name, real", [("graphs_mask", 2), ("nodes_mask", 7), ("edges_mask", 7)])
-def test_masks_are_true_for_what_is_real(padded: DataBatch, name: str, real: int) -> None:
+def test_masks_are_true_for_real_elements(padded: DataBatch, name: str, real: int) -> None:
     mask = padded[name]
 
     assert mask.dtype == torch.bool
@@ -265,7 +265,7 @@ def test_an_edge_to_a_node_that_does_not_exist_is_refused(outside: int) -> None:
         FixedSizeCollater(made.sizes())([wrong])
 
 
-def test_a_collater_goes_on_after_it_has_refused_samples() -> None:
+def test_a_collater_works_after_it_has_refused_samples() -> None:
     collate = FixedSizeCollater(made.sizes())
     with pytest.raises(poptorch.Error):
         collate([])
@@ -424,7 +424,7 @@ def too_many_nodes() -> list[Data]:
 
 
 @pytest.mark.spec("geometric", 30)
-def test_trimming_draws_anew_each_time(
+def test_trimming_draws_new_numbers_each_time(
     trimming: FixedSizeCollater, too_many_nodes: list[Data]
 ) -> None:
     torch.manual_seed(3)
@@ -646,7 +646,7 @@ def test_samples_that_make_no_whole_groups_are_refused(collate: FixedSizeCollate
 
 
 @pytest.mark.spec("geometric", 42)
-def test_edges_of_groups_are_pairs_of_rows_with_numbers_of_their_own(
+def test_edges_of_groups_are_pairs_of_rows_with_separate_node_numbers(
     combined: Data, collate: FixedSizeCollater, named_graphs: list[Data]
 ) -> None:
     first = collate(named_graphs[:2])
@@ -680,7 +680,7 @@ def test_numbers_of_a_combined_batch_are_those_of_one_micro_batch(combined: Data
     assert combined.num_graphs == 3
 
 
-def test_a_combined_batch_cannot_be_taken_apart(combined: Data) -> None:
+def test_a_combined_batch_cannot_be_divided_into_graphs(combined: Data) -> None:
     with pytest.raises(RuntimeError):
         combined.to_data_list()
 

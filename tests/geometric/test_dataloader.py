@@ -127,7 +127,7 @@ def test_poptorchs_loader_adds_masks() -> None:
         assert batch.graphs_mask.tolist() == [True, True, True, False]
 
 
-def test_a_batch_of_the_plain_loader_can_be_taken_apart() -> None:
+def test_a_batch_of_the_plain_loader_can_be_divided_into_graphs() -> None:
     batches = pyg_dataloader.FixedSizeDataLoader(GRAPHS, 4)
 
     assert [len(batch.to_data_list()) for batch in batches] == [4, 4, 4]
@@ -179,7 +179,7 @@ def test_batches_of_graphs_cannot_be_assembled_from_smaller_ones() -> None:
 
 
 @pytest.mark.spec("geometric", 52)
-def test_a_batch_sampler_decides_what_is_in_a_micro_batch() -> None:
+def test_a_batch_sampler_decides_which_samples_are_in_a_micro_batch() -> None:
     loader = pg.FixedSizeDataLoader(
         GRAPHS,
         4,

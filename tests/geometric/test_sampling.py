@@ -250,7 +250,7 @@ def test_sampled_edges_of_each_type_are_edges_of_the_graph(
     assert torch.equal(pairs, TYPED[kind].edge_index[:, typed.edge[kind]])
 
 
-def test_each_type_of_edges_has_a_fanout_of_its_own(typed: Any) -> None:
+def test_each_type_of_edges_has_its_own_fanout(typed: Any) -> None:
     into_v1, into_v0, _ = made.EDGES
     degrees = TYPED[into_v0].edge_index[1].bincount(minlength=30)
 

@@ -120,7 +120,7 @@ def test_inside_a_model_functions_are_swapped_and_the_experimental_flag_is_set(
 
 
 @captures
-def test_another_thread_sees_nothing_of_a_capture(flag: bool, fails: bool) -> None:
+def test_a_capture_does_not_affect_another_thread(flag: bool, fails: bool) -> None:
     usual = look()
 
     other_thread = Capture(flag, fails).other_thread

@@ -41,7 +41,7 @@ def taken_apart_and_put_together(data: Data | HeteroData) -> Data | HeteroData:
 
 
 @of_each_class
-def test_a_graph_is_taken_apart_into_tensors(data: Data | HeteroData) -> None:
+def test_a_graph_is_divided_into_tensors(data: Data | HeteroData) -> None:
     tensors = list(pg.PyGArgsParser().yieldTensors(data))
 
     assert tensors

@@ -93,7 +93,7 @@ def test_the_batches_of_one_update_get_one_size(lengths: Lengths) -> None:
     assert [each["input_ids"].shape[1] for each in padded] == [16, 16, 16]
 
 
-def test_there_are_no_more_sizes_than_asked_for() -> None:
+def test_the_number_of_sizes_is_at_most_the_requested_number() -> None:
     lengths = lengths_of(Averaging(masks=True), most=2)
 
     assert sizes(lengths, [10, 5, 20, 14, 7]) == [12, 8, 24, 24, 8]
@@ -216,7 +216,7 @@ def translated() -> tuple[Lengths, Batch]:
 
 
 @pytest.mark.parametrize("name, length", [("input_ids", 8), ("labels", 12)])
-def test_source_and_target_have_sizes_of_their_own(name: str, length: int) -> None:
+def test_source_and_target_have_their_own_sizes(name: str, length: int) -> None:
     given = batch(5, labels=torch.randint(0, 9, (3, 9)))
 
     (padded,) = lengths_of(Translating()).pad([given])
@@ -281,7 +281,7 @@ class Attending(Averaging):
         return {"tokens": nn.functional.dropout(attended, 0.5)[:, 0]}
 
 
-def test_dropout_is_no_difference() -> None:
+def test_dropout_does_not_affect_the_sizes() -> None:
     lengths = lengths_of(Attending(masks=True).train())
 
     assert sizes(lengths, [5, 9]) == [8, 12]

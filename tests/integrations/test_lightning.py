@@ -297,7 +297,9 @@ class LogsAnObject(Net):
         return super().training_step(batch, batch_idx)
 
 
-def test_what_it_cannot_take_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_settings_that_the_strategy_does_not_support_are_refused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     by_value = {"gradient_clip_val": 1.0, "gradient_clip_algorithm": "value"}
     for module, settings, said in (
         (Manual(), {}, "does not support automatic_optimization"),
@@ -407,7 +409,7 @@ def test_a_pipeline_trains_and_validates_with_one_batch_at_a_time(tmp_path: Path
     assert run.callback_metrics["val_loss"] > 0
 
 
-def test_validation_has_options_of_its_own(tmp_path: Path) -> None:
+def test_validation_has_its_own_options(tmp_path: Path) -> None:
     strategy = PopTorchStrategy(options(), inference_opts=options().programs(7))
 
     assert strategy._inference_options._values["programs"] == 7

@@ -216,7 +216,7 @@ def test_a_loss_of_the_users_own(tmp_path: Path) -> None:
     trained(bert, tmp_path, (Weighted, PlainWeighted))
 
 
-def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(tmp_path: Path) -> None:
+def test_a_resumed_run_continues_as_if_it_had_not_stopped(tmp_path: Path) -> None:
     """With dropout, whose random numbers go on, too."""
     torch.manual_seed(0)
     whole = made(Trainer, bert(0.3), arguments(tmp_path / "a", **SAVING))

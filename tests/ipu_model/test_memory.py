@@ -230,7 +230,7 @@ def test_what_ran_fits_and_what_did_not_does_not(row: Row) -> None:
 
 
 @each_program
-def test_the_page_has_the_verdict_and_what_is_needed_of_the_limit(row: Row) -> None:
+def test_the_page_shows_the_verdict_and_the_share_of_the_limit(row: Row) -> None:
     estimate = published(row.title)
     known = "ran" if row.ran else "did not fit"
     needs = estimate.culprit.over + 100
@@ -322,7 +322,7 @@ def test_inputs_come_from_the_host_once_at_the_speed_of_the_gateway() -> None:
 # How bytes lie on tiles.
 
 
-def test_blocks_lie_from_the_first_tile_on() -> None:
+def test_blocks_are_placed_from_the_first_tile_on() -> None:
     tiles = Tiles(8)
 
     tiles.lay(100.0, 0.3)  # blocks of three tenths of it: three, and a tenth

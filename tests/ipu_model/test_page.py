@@ -149,7 +149,7 @@ def test_the_median_of_calls_leaves_out_those_timed_by_parts(views: dict[str, st
     assert "<b>1,750 ms</b>per call, median" in views["measured"]
 
 
-def test_a_measured_operator_is_beside_its_estimate(
+def test_a_measured_operator_is_shown_next_to_its_estimate(
     views: dict[str, str], content: Content
 ) -> None:
     rows = content["estimated"]["operators"]
@@ -250,7 +250,7 @@ def small(content: Content) -> Content:
     return small
 
 
-def test_no_value_of_a_profile_becomes_markup_wherever_it_stands(small: Content) -> None:
+def test_no_value_of_a_profile_becomes_markup(small: Content) -> None:
     """``poptorch report`` says of a profile that raises an error that it is no report."""
     tags = ("<script", "</script", "<img", "<!--")
     whole = page.html(small, small)

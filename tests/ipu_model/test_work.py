@@ -140,7 +140,7 @@ def addition() -> float:
         pytest.param(lambda x: F.prelu(x, ONES[0, :1]), 1, id="prelu"),
     ],
 )
-def test_a_known_operator_costs_more_than_an_addition_and_is_no_guess(
+def test_a_known_operator_costs_more_than_an_addition_and_is_not_a_guess(
     function: Callable[..., Any], times: int, addition: float
 ) -> None:
     estimate = cost(function, 64, 256)

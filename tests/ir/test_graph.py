@@ -88,7 +88,7 @@ def test_text_names_slots_and_operators() -> None:
     )
 
 
-def test_inputs_whose_keys_differ_in_punctuation_only_stay_apart() -> None:
+def test_inputs_whose_keys_differ_only_in_punctuation_are_different_inputs() -> None:
     """The graph returns its inputs in reverse order."""
     params = [slots.param(path, (), torch.float32) for path in ("a.b", "a_b", "a/b", "~a.b")]
     outputs = tuple(slots.result(i, torch.zeros(())) for i in range(len(params)))

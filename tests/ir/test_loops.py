@@ -52,7 +52,7 @@ def counts(draw: st.DrawFn) -> Loops:
 
 @settings(max_examples=60, deadline=None)
 @given(counts(), st.integers(1, 3))
-def test_slices_lie_in_the_order_of_the_batch(loops: Loops, rows: int) -> None:
+def test_slices_are_in_the_order_of_the_batch(loops: Loops, rows: int) -> None:
     """Iterations are outermost, then accumulation steps, then input groups."""
     value = torch.arange(loops.slices * rows * 2).view(-1, 2)
     whole = value.view(loops.iterations, loops.accumulation, loops.input_groups, rows, 2)

@@ -72,7 +72,7 @@ def test_a_pipelined_plan_has_the_same_stages_side_by_side() -> None:
     assert str(plan).endswith(stages_and_schedule)
 
 
-def test_a_phased_plan_shows_phases_and_what_is_loaded() -> None:
+def test_a_phased_plan_shows_phases_and_loads() -> None:
     text = str(plan_of_training(1, poptorch.SerialPhasedExecution("A", "B")))
 
     assert "serial phased training: 2 stages on 2 IPUs" in text

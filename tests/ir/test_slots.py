@@ -84,7 +84,7 @@ SPLITTING = re.compile(
 """Source code that takes a key apart, instead of asking its slot."""
 
 
-def test_no_key_is_taken_apart() -> None:
+def test_no_code_parses_keys() -> None:
     paths = [path for room in ROOMS for path in (PACKAGE / room).rglob("*.py")]
     lines = [(path.name, line) for path in paths for line in path.read_text().splitlines()]
 
@@ -100,5 +100,5 @@ def test_no_key_is_taken_apart() -> None:
         "int(slot.path)",
     ],
 )
-def test_code_that_takes_a_key_apart_is_recognised(line: str) -> None:
+def test_code_that_parses_a_key_is_recognised(line: str) -> None:
     assert SPLITTING.search(line)

@@ -49,7 +49,7 @@ def listening(process: psutil.Process) -> set[str]:
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_on_one_machine_nothing_of_ours_listens_to_a_network(launcher: str, tmp_path: Path) -> None:
+def test_on_one_machine_no_process_listens_to_a_network(launcher: str, tmp_path: Path) -> None:
     """Torchrun's own agent listens on all interfaces: nothing of ours is kept there."""
     go, output = tmp_path / "go", tmp_path / "out"
     with started(of_launcher(launcher, "ends", str(go)), output) as process:

@@ -121,7 +121,7 @@ def test_another_user_can_neither_read_nor_write_what_a_job_keeps(own_folder: Pa
 
 
 @pytest.mark.slow
-def test_a_second_job_at_the_same_place_is_refused_and_told_what_to_do(own_folder: Path) -> None:
+def test_a_second_job_in_the_same_folder_is_refused_with_a_remedy(own_folder: Path) -> None:
     code = (
         "import sys; from poptorch._job.folder import Place; "
         "place = Place(('127.0.0.1', '29500'), 0, 2); print('there', flush=True); sys.stdin.read()"

@@ -71,7 +71,7 @@ def test_a_file_with_the_name_of_a_region_is_not_mapped(tmp_path: Path) -> None:
     assert mapped == []
 
 
-def test_what_is_not_a_region_is_not_even_opened(
+def test_a_file_that_is_not_a_memory_region_is_not_opened(
     users_file: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """To open a device may do something."""

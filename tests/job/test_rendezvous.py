@@ -27,7 +27,7 @@ from poptorch._job.rendezvous import meet, open_store
 LIMIT = datetime.timedelta(seconds=HANGS)
 
 
-def test_each_start_has_a_name_of_its_own() -> None:
+def test_each_start_has_its_own_name() -> None:
     store, names = dist.HashStore(), []
     with ThreadPoolExecutor(3) as pool:
         for first in ([0, 1, 2], [2, 1, 0], [1, 0, 2]):
@@ -50,7 +50,7 @@ def test_the_store_of_torchruns_agent_belongs_to_no_process(
     assert rendezvous.store_owner() == -1
 
 
-def test_who_is_waited_for_is_said_in_time_and_named(
+def test_a_message_names_the_processes_that_are_missing(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with pytest.raises(poptorch.Error, match=r"process 0 of 3 has waited 0 s for process 1, 2"):

@@ -183,7 +183,7 @@ def test_two_processes_train_as_one(name: str, two: Job) -> None:
 
 
 @pytest.mark.spec("parallel", 31, 36)
-def test_it_is_said_why_state_is_not_kept_in_parts(two: Job) -> None:
+def test_a_message_says_why_state_is_not_divided(two: Job) -> None:
     assert "because updated weights or their gradients are anchored" in two.printed
     assert "Adafactor.step does not update every weight element by element" in two.printed
 
@@ -196,7 +196,7 @@ def test_it_is_said_why_state_is_not_kept_in_parts(two: Job) -> None:
         ("sgd, sum", "reduce accum.* sum over 2 processes"),
     ],
 )
-def test_the_plan_says_what_is_exchanged(name: str, line: str, two: Job) -> None:
+def test_the_plan_shows_the_exchanges(name: str, line: str, two: Job) -> None:
     assert line in program(two.results, name)
 
 
@@ -265,7 +265,7 @@ def test_the_plan_of_replicas_that_exchange_overlaps_nothing(two: Job) -> None:
 
 @pytest.mark.spec("parallel", 31, 36)
 @pytest.mark.parametrize("kind, common", [("PARAM", 0), ("OPTSTATE", 8)])
-def test_processes_that_share_stages_have_only_the_state_of_their_own(
+def test_processes_that_share_stages_have_only_the_state_of_their_stages(
     kind: str, common: int, two: Job
 ) -> None:
     """A count and a scale are on every chip."""
@@ -312,7 +312,7 @@ def test_a_model_whose_stages_are_on_several_processes_is_saved_whole(two: Job) 
 
 
 @pytest.mark.long
-def test_a_job_that_was_killed_goes_on_from_the_checkpoint_of_all_stages(tmp_path: Path) -> None:
+def test_a_killed_job_continues_from_the_checkpoint_of_all_stages(tmp_path: Path) -> None:
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     whole.mkdir()
     broken.mkdir()
@@ -416,7 +416,7 @@ def test_processes_that_differ_stop_with_an_error_that_says_in_what(
 
 
 @each_process
-def test_the_number_that_differs_is_said_of_both_processes(
+def test_the_error_shows_a_differing_number_of_both_processes(
     process: int, different: Different
 ) -> None:
     said = different.said[process]["other numbers"].replace("0.30000000000000004", "0.3")
@@ -435,14 +435,14 @@ def test_what_does_not_differ_is_not_named(
 
 
 @each_process
-def test_a_script_exchanges_and_goes_on_after_differences_were_refused(
+def test_a_script_can_continue_after_differences_were_refused(
     process: int, different: Different
 ) -> None:
     assert "trained 3.0" in different.texts[process]
 
 
 @each_process
-def test_a_process_with_another_seed_is_told(process: int, different: Different) -> None:
+def test_the_error_names_a_process_with_another_seed(process: int, different: Different) -> None:
     told = "process 0 of the job has another seed" in different.texts[process]
 
     assert told == (process == 1)
@@ -475,7 +475,7 @@ def test_who_is_lost_is_named_after_the_keeper_has_gone(
 
 
 @pytest.mark.parametrize("what", ["a member is killed", long("a member is stopped")])
-def test_on_one_machine_who_is_lost_is_named_whoever_it_is(what: str, tmp_path: Path) -> None:
+def test_on_one_machine_every_lost_process_is_named(what: str, tmp_path: Path) -> None:
     processes = jobs.start("helpers.job_keeper", [what], 3, tmp_path)
 
     assert jobs.status(*reversed(processes)) == 1, jobs.printed(tmp_path, 2)

@@ -55,7 +55,7 @@ def test_lanes_that_compute_something_else_are_an_error_if_asked_for() -> None:
         train(Sines(), "error", torch.randn(6, 3))
 
 
-def test_lanes_that_compute_something_else_are_replaced_by_runs_in_turn(
+def test_lanes_with_other_results_are_replaced_by_runs_one_after_another(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("POPTORCH_CHECK_AGAINST_EAGER", "warn")

@@ -112,7 +112,7 @@ def test_sums_of_half_gradients_do_not_overflow(name: str, axis: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("momentum", [0.9, 0.99])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_running_values_are_no_further_from_the_exact_ones_than_eager(
+def test_running_values_are_as_close_to_the_exact_values_as_those_of_eager(
     dtype: torch.dtype, momentum: float
 ) -> None:
     def averaged(model: Having, x: torch.Tensor) -> torch.Tensor:

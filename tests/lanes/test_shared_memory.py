@@ -74,7 +74,7 @@ def test_a_tensor_that_would_not_follow_a_trained_weight_in_its_memory_is_refuse
         poptorch.trainingModel(model, options())(torch.randn(8, WIDTH))
 
 
-def test_stages_on_one_chip_train_weights_in_one_memory_alike() -> None:
+def test_stages_on_one_chip_train_weights_that_share_memory() -> None:
     x = torch.randn(8, WIDTH)
     alone, staged = two_layers(in_one_memory), two_layers(in_one_memory)
 

@@ -170,7 +170,7 @@ def test_automatic_ids_restart_when_asked() -> None:
 
 
 @pytest.mark.spec("parallel", 42)
-def test_automatic_ids_go_on_unless_asked() -> None:
+def test_automatic_ids_continue_unless_they_are_reset() -> None:
     visits_of(with_restarted_ids)
 
     assert visits_of(with_automatic_ids) == [("2", 0), ("named", None), ("3", 1)]

@@ -110,7 +110,7 @@ def test_results_unlike_their_examples_are_an_error(
         calling(name, X, outputs=outputs)
 
 
-def test_an_example_of_64_bits_stands_for_a_result_of_32() -> None:
+def test_an_example_with_64_bits_matches_a_result_with_32_bits() -> None:
     (out,) = infer(lambda x: call("Square", x, outputs=[x.double()]), X)
 
     assert out.dtype == torch.float32
@@ -120,7 +120,7 @@ def test_an_example_of_64_bits_stands_for_a_result_of_32() -> None:
 # Gradients.
 
 
-def test_gradients_are_the_registered_ones_or_those_of_what_is_called() -> None:
+def test_gradients_are_registered_or_those_of_the_called_operators() -> None:
     weights = [torch.tensor([1.5, 0.5])] * len(FUNCTIONS)
     inputs = [torch.tensor([[1.0, -2.0], [3.0, 0.5]])] * len(FUNCTIONS)
     custom = Several([custom for custom, _ in FUNCTIONS.values()], weights)

@@ -31,7 +31,7 @@ def test_a_print_returns_its_tensor_and_goes_to_the_error_stream_with_its_title(
 
 
 @pytest.mark.spec("ops", 7)
-def test_a_print_in_training_prints_the_gradient_too_unless_told_otherwise(
+def test_a_print_in_training_prints_the_gradient_too_unless_it_is_disabled(
     capfd: Capture,
 ) -> None:
     """The mean of the squares of (2, 6) has the gradient (2, 6)."""
@@ -107,7 +107,7 @@ def shown_in_a_loop(x: torch.Tensor, title: str) -> torch.Tensor:
         ("a\nb", shown_in_a_loop, False),
     ],
 )
-def test_a_program_is_one_library_unless_cpp_reads_a_title_otherwise(
+def test_a_program_is_one_library_unless_cpp_reads_a_title_differently(
     title: str,
     forward: Callable[[torch.Tensor, str], torch.Tensor],
     callable_from_cpp: bool,
@@ -223,7 +223,7 @@ def test_no_format_writes_more_digits_than_the_type_has(
     assert len(number.replace(".", "").lstrip("0")) <= MOST_DIGITS[dtype]
 
 
-def test_tensors_of_a_capture_have_numbers_of_their_own() -> None:
+def test_each_tensor_of_a_capture_has_its_own_number() -> None:
     numbers: list[int] = []
 
     def forward(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

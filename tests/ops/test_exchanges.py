@@ -179,7 +179,7 @@ def in_a_block(a: torch.Tensor) -> torch.Tensor:
         (in_a_block, "staged", "needs all replicas side by side", "blocks on chips"),
     ],
 )
-def test_replicas_that_run_apart_cannot_exchange(
+def test_replicas_that_do_not_run_side_by_side_cannot_exchange(
     function: Function, backend: str, title: str, reason: str
 ) -> None:
     opts = options(backend, replicas=REPLICAS, iterations=2)
@@ -242,7 +242,7 @@ def test_gradients_of_a_weight_per_replica_can_be_anchored(sharded: Sharded) -> 
     torch.testing.assert_close(of_each.mean((0, 1)), sharded.eager_own.grad)
 
 
-def test_a_common_weight_can_be_anchored_beside_a_weight_per_replica(sharded: Sharded) -> None:
+def test_a_common_weight_and_a_weight_per_replica_can_be_anchored(sharded: Sharded) -> None:
     copies = sharded.executor.getAnchoredTensor("common weight").view(-1, 3)
 
     torch.testing.assert_close(copies, WEIGHT.expand_as(copies))
@@ -297,7 +297,7 @@ def windows_at_the_turn(model: Having, x: torch.Tensor, index: torch.Tensor) -> 
         (windows_at_the_turn, lambda table, turn, a: a.sum(0) + table[turn : turn + 2]),
     ],
 )
-def test_lookups_beside_a_collective_in_a_loop_run_side_by_side(
+def test_lookups_next_to_a_collective_in_a_loop_run_side_by_side(
     function: Callable[..., torch.Tensor], step: Callable[..., torch.Tensor]
 ) -> None:
     torch.manual_seed(0)

@@ -34,7 +34,7 @@ def by_hand(a: torch.Tensor, b: torch.Tensor, ends: list[int]) -> torch.Tensor:
     "what, dtype", [*((what, torch.float32) for what in OPERANDS), ("rows", torch.float64)]
 )
 @pytest.mark.parametrize("ends", [[2, 5, LONG], [0, LONG, LONG]], ids=["all", "empty groups"])
-def test_groups_have_matrices_of_their_own(what: str, dtype: torch.dtype, ends: list[int]) -> None:
+def test_each_group_has_its_own_matrix(what: str, dtype: torch.dtype, ends: list[int]) -> None:
     a, b = (nn.Parameter(torch.randn(shape, dtype=dtype)) for shape in OPERANDS[what])
     opts = options()
     opts.Precision.narrow64Bit(False)

@@ -219,7 +219,7 @@ def output_and_its_source(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         ),
     ],
 )
-def test_overlap_of_what_is_no_input_or_output_is_refused_at_its_line(
+def test_overlap_of_intermediate_tensors_is_refused_at_its_line(
     forward: Callable[[torch.Tensor], Any], phrase: str
 ) -> None:
     with pytest.raises(poptorch.Error, match=phrase) as refused:

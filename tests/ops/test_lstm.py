@@ -65,7 +65,7 @@ def test_an_lstm_that_poptorch_does_not_compute_itself_is_left_to_torch(
 
 
 @pytest.mark.slow
-def test_dropout_between_layers_is_drawn_alike_side_by_side() -> None:
+def test_dropout_between_layers_draws_the_same_numbers_side_by_side() -> None:
     def losses(lanes: int) -> torch.Tensor:
         opts = options(accumulation=2).outputMode(poptorch.OutputMode.All).randomSeed(1)
         model = two_lstms(num_layers=2, dropout=0.5)

@@ -110,7 +110,7 @@ def test_a_multi_conv_without_options_says_nothing(caplog: pytest.LogCaptureFixt
     assert "MultiConv" not in caplog.text
 
 
-def test_multi_conv_options_without_effect_are_said_in_one_warning(
+def test_one_warning_lists_multi_conv_options_without_effect(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     group = MultiConv().perConvReservedTiles(100).cycleBackOff(0.3).availableMemoryProportions(0.1)
@@ -123,7 +123,9 @@ def test_multi_conv_options_without_effect_are_said_in_one_warning(
     assert "no effect: cycleBackOff, perConvReservedTiles, planType (" in line
 
 
-def test_multi_conv_options_that_nobody_set_are_not_said(caplog: pytest.LogCaptureFixture) -> None:
+def test_multi_conv_options_that_nobody_set_cause_no_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     agrees(convs(MultiConv()), X)
 
     assert [text for text in caplog.messages if "no effect" in text] == []

@@ -199,7 +199,7 @@ def test_nesterov_needs_momentum(weight: nn.Parameter) -> None:
         optim.SGD([weight], lr=0.1, nesterov=True)
 
 
-def test_what_is_passed_is_variable_and_defaults_are_constant(weight: nn.Parameter) -> None:
+def test_passed_arguments_are_variable_and_defaults_are_constant(weight: nn.Parameter) -> None:
     attributes = optim.Adam([weight], eps=1e-8, loss_scaling=1.0).variable_attrs
 
     assert isinstance(attributes, optim.VariableAttributes)
@@ -254,7 +254,7 @@ def test_the_order_of_1x_leaves_todays_arguments_in_its_places_alone(
 
 @pytest.mark.usefixtures("_not_warned")
 @pytest.mark.parametrize("name", OLD)
-def test_the_order_of_1x_is_said_once(
+def test_one_warning_explains_the_argument_order_of_1x(
     name: str, weight: nn.Parameter, caplog: pytest.LogCaptureFixture
 ) -> None:
     args, _ = OLD[name]
@@ -335,7 +335,7 @@ def test_betas_may_be_a_list_as_in_configuration_files(cls: Class, weight: nn.Pa
 @pytest.mark.spec("optimizers", 26)
 @pytest.mark.parametrize("cls", [optim.AdamW, optim.LAMB])
 @pytest.mark.parametrize("betas", [0.9, (0.9,), [0.9, 0.99, 0.999], "ab", (0.9, "0.99")], ids=str)
-def test_betas_that_are_no_pair_of_numbers_are_refused(
+def test_betas_that_are_not_a_pair_of_numbers_are_refused(
     cls: Class, betas: Any, weight: nn.Parameter
 ) -> None:
     with pytest.raises(AssertionError, match="Expected a pair for betas"):

@@ -164,7 +164,7 @@ def test_an_optimizer_that_does_not_fit_the_program_is_refused(
 @pytest.mark.spec("executor", 30)
 @pytest.mark.spec("optimizers", 8, 16)
 @pytest.mark.parametrize("name", REFUSED)
-def test_after_a_refused_optimizer_training_goes_on_as_if_it_had_not_been_set(
+def test_after_a_refused_optimizer_training_continues_unchanged(
     name: str, with_twin: Callable[[Make], tuple[Trained, Trained]]
 ) -> None:
     make, change, said, *_ = REFUSED[name]
@@ -297,7 +297,7 @@ def with_new_attributes(optimizer: Optimizer) -> None:
 
 
 @pytest.mark.spec("optimizers", 7, 11)
-def test_nothing_is_said_of_an_unchanged_optimizer(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unchanged_optimizer_causes_no_warning(caplog: pytest.LogCaptureFixture) -> None:
     _, optimizer, wrapped = trained(SGD)
 
     assert said_of(wrapped, optimizer, caplog) == []
@@ -316,7 +316,7 @@ def test_new_attributes_are_one_warning_for_each_place(caplog: pytest.LogCapture
     ]
 
 
-def test_a_new_attribute_of_one_of_several_optimizers_is_said_of_its_class(
+def test_the_warning_about_a_new_attribute_names_the_class_of_the_optimizer(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     model = Net()
@@ -352,7 +352,7 @@ def test_attributes_that_were_there_when_the_model_was_wrapped_are_expected(
 
 
 @pytest.mark.spec("optimizers", 7, 11)
-def test_nothing_is_said_of_new_attributes_when_checks_are_relaxed(
+def test_new_attributes_cause_no_warning_when_checks_are_relaxed(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     model = Net()

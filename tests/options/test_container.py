@@ -132,7 +132,7 @@ def test_writing_to_a_frozen_group_is_an_attribute_error(
         write(frozen)
 
 
-def test_a_group_can_be_written_to_when_it_is_no_longer_frozen(frozen: Container) -> None:
+def test_a_group_can_be_changed_when_it_is_no_longer_frozen(frozen: Container) -> None:
     frozen._freeze(False)
 
     assert frozen.set(count=2).count == 2
@@ -165,7 +165,7 @@ def test_values_and_setters_of_options_are_listed() -> None:
     assert {"replication_factor", "deviceIterations"} <= set(dir(Options()))
 
 
-def test_a_key_of_the_backend_is_no_attribute() -> None:
+def test_a_key_of_the_backend_is_not_an_attribute() -> None:
     options = Options()
 
     with pytest.raises(AssertionError, match="Invalid option autoRecomputation"):

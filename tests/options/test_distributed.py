@@ -68,7 +68,7 @@ def test_a_variable_that_is_not_set_leaves_its_default(monkeypatch: pytest.Monke
     assert distributed.numProcesses == 7
 
 
-def test_a_variable_that_is_no_number_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_variable_that_is_not_a_number_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_COUNT", "7")
     monkeypatch.setenv("MY_ID", "first")
 

@@ -30,7 +30,7 @@ def config(tmp_path: Path) -> Write:
 
 
 @pytest.mark.spec("options", 27)
-def test_the_error_of_a_file_is_an_exception_of_its_own() -> None:
+def test_the_error_of_a_file_has_its_own_class() -> None:
     assert ConfigFileError.__bases__ == (Exception,)
 
 
@@ -279,7 +279,7 @@ def test_json_with_an_unknown_setter_applies_nothing(unknown: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", "4"])
-def test_json_that_is_no_dictionary_is_refused(text: str) -> None:
+def test_json_that_is_not_a_dictionary_is_refused(text: str) -> None:
     with pytest.raises(ValueError):
         Options().from_json(text)
 
@@ -335,7 +335,7 @@ def test_calls_rebuild_what_was_set_by_several_arguments(
     assert as_calls(again) == as_calls(set_by_several_arguments)
 
 
-def test_options_in_which_nothing_was_set_are_no_calls() -> None:
+def test_default_options_are_written_without_calls() -> None:
     assert as_calls(Options()) == ""
 
 
@@ -353,9 +353,7 @@ NESTED = {
 
 
 @pytest.mark.parametrize("kind", NESTED)
-def test_what_is_too_deep_is_an_error_of_the_file_and_applies_nothing(
-    kind: str, config: Write
-) -> None:
+def test_a_file_with_too_many_levels_is_an_error_and_sets_nothing(kind: str, config: Write) -> None:
     options = Options()
 
     with pytest.raises(ConfigFileError, match="SyntaxError at line 2"):

@@ -110,7 +110,7 @@ def written_until(capsys: pytest.CaptureFixture[str], text: str) -> str:
     return "".join(written)
 
 
-def test_a_bar_that_stands_still_shows_what_is_being_done(
+def test_a_progress_bar_shows_what_a_long_step_does(
     bar_at_30_percent: CompilationProgressBar,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,

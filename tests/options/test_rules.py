@@ -195,7 +195,7 @@ def test_input_grouping_is_checked_against_the_factor_set_before() -> None:
 
 @pytest.mark.spec("options", 11)
 @pytest.mark.parametrize("anything", [1, 7, None, "x"])
-def test_without_grouping_the_size_of_a_group_is_one_whatever_was_said(anything: Any) -> None:
+def test_without_grouping_the_size_of_a_group_is_one(anything: Any) -> None:
     options = Options().replicationFactor(4).inputReplicaGrouping(2, CommGroupType.Orthogonal)
 
     options.inputReplicaGrouping(anything, CommGroupType.NoGrouping)
@@ -322,7 +322,7 @@ def test_engine_options_replace_those_of_profiling_set_before() -> None:
     assert engine(options) == {"mine": "1"}
 
 
-def test_profiling_refuses_to_add_to_engine_options_that_are_no_dictionary() -> None:
+def test_profiling_refuses_engine_options_that_are_not_a_dictionary() -> None:
     options = Options()
     options._Popart.set("engineOptions", 1.5)
 

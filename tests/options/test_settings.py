@@ -418,14 +418,14 @@ def test_scripts_can_read_private_defaults() -> None:
 
 
 @pytest.mark.usefixtures("nothing_reported")
-def test_what_is_asked_for_and_missing_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_option_without_its_effect_causes_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     prepare(Options().logDir("here"), training=True)
 
     assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
 @pytest.mark.usefixtures("nothing_reported")
-def test_a_hint_without_effect_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_hint_without_effect_causes_no_warning(caplog: pytest.LogCaptureFixture) -> None:
     prepare(Options().enableStableNorm(True), training=True)
 
     assert caplog.messages == []

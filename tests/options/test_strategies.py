@@ -30,7 +30,7 @@ def placed(strategy: Any) -> Placement:
 
 
 @pytest.mark.spec("parallel", 14)
-def test_a_block_id_that_is_no_text_is_refused() -> None:
+def test_a_block_id_that_is_not_a_string_is_refused() -> None:
     with pytest.raises(AssertionError, match="Block IDs are supposed to be strings"):
         Stage(0)
 

@@ -238,7 +238,7 @@ def test_a_line_says_how_many_devices_are_idle(caplog: pytest.LogCaptureFixture)
 
 
 @pytest.mark.spec("parallel", 21)
-def test_a_number_that_is_no_power_of_two_is_refused_if_it_may_not_be_rounded() -> None:
+def test_a_number_of_chips_that_may_not_be_rounded_must_be_a_power_of_two() -> None:
     with pytest.raises(poptorch.Error, match="model specifies the use of 3 IPUs") as refused:
         counted(options().autoRoundNumIPUs(False))
 
@@ -288,7 +288,7 @@ def placed_by_ipu(request: pytest.FixtureRequest) -> PlacedByIPU:
 
 
 @pytest.mark.spec("parallel", 17, 46)
-def test_the_first_release_trains_with_a_micro_batch_for_every_stage_that_is_there(
+def test_the_first_release_trains_with_a_micro_batch_for_every_existing_stage(
     placed_by_ipu: PlacedByIPU,
 ) -> None:
     model, eager, count = placed_by_ipu.model, placed_by_ipu.eager, placed_by_ipu.count
@@ -305,7 +305,7 @@ def test_the_first_release_trains_with_a_micro_batch_for_every_stage_that_is_the
 
 
 @pytest.mark.spec("parallel", 46)
-def test_the_first_release_infers_with_a_micro_batch_for_every_stage_that_is_there(
+def test_the_first_release_infers_with_a_micro_batch_for_every_existing_stage(
     placed_by_ipu: PlacedByIPU,
 ) -> None:
     inference = poptorch.inferenceModel(placed_by_ipu.model, device_iterations=placed_by_ipu.count)

@@ -246,7 +246,7 @@ def test_the_last_stage_goes_back_at_once_and_keeps_everything() -> None:
     assert kept(whole, stage=1) >= a_wide_tensor_of_each_layer
 
 
-def test_the_last_stage_computes_again_what_is_in_front_of_the_last_checkpoint() -> None:
+def test_the_last_stage_recomputes_operators_before_the_last_checkpoint() -> None:
     marked = staged(two_wide_layers_last(checkpoint=True), X, opts=options())
 
     computed = [str(node.target) for node in marked.graphs[backward(1)].module.graph.nodes]

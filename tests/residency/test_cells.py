@@ -150,7 +150,7 @@ def test_models_that_a_trainer_connects_have_one_lock() -> None:
     assert excludes(first.lock, third.lock)
 
 
-def test_models_that_do_not_train_have_locks_of_their_own() -> None:
+def test_models_that_do_not_train_have_separate_locks() -> None:
     first, second, third = devices(False, False, False)
 
     assert [len(device.near) for device in (first, second, third)] == [0, 0, 0]

@@ -30,7 +30,7 @@ def test_a_drawing_names_chips_and_actions(drawing: ElementTree.Element) -> None
     assert [text.text for text in drawing.findall(f"{SVG}text")] == ["chip 0", "chip 1", *ACTIONS]
 
 
-def test_a_drawing_has_a_box_of_its_own_for_every_action(
+def test_a_drawing_has_one_box_for_every_action(
     boxes: list[ElementTree.Element],
 ) -> None:
     places = {(box.get("x"), box.get("y")) for box in boxes}
@@ -87,11 +87,11 @@ def test_a_trace_has_a_span_for_every_action_in_its_column(events: list[Event]) 
         assert span["dur"] == 10
 
 
-def test_a_trace_tells_passes_apart(events: list[Event]) -> None:
+def test_a_trace_distinguishes_passes(events: list[Event]) -> None:
     assert {span["cat"] for span in spans(events)} == {"forward", "backward", "update"}
 
 
-def test_a_trace_tells_loads_and_stores_from_passes() -> None:
+def test_a_trace_distinguishes_loads_and_stores_from_passes() -> None:
     events = json.loads(STREAMED.to_trace())["traceEvents"]
 
     assert [span["cat"] for span in spans(events)] == ["load", "forward", "store"]

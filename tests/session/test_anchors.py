@@ -107,14 +107,14 @@ def test_names_have_no_scope_if_it_is_switched_off() -> None:
     assert "head/Linear" not in plain.getTensorNames()
 
 
-def test_before_the_first_call_there_is_no_anchored_value() -> None:
+def test_before_the_first_call_no_anchored_value_exists() -> None:
     training = poptorch.trainingModel(net(), options())
 
     with pytest.raises(AssertionError, match="No tensor with name"):
         training.getAnchoredTensor("x")
 
 
-def test_before_compiling_there_are_no_names() -> None:
+def test_before_compilation_no_names_exist() -> None:
     training = poptorch.trainingModel(net(), options())
 
     with pytest.raises(AssertionError, match="once the model is compiled"):

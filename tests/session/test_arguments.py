@@ -152,7 +152,7 @@ STRANGE = [torch.ones(2, 2, requires_grad=True), torch.ones(2, 2).t()]
         "partially supported",
     ],
 )
-def test_a_strange_input_is_said_once(phrase: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unusual_input_causes_one_warning(phrase: str, caplog: pytest.LogCaptureFixture) -> None:
     wrapped = inference(lambda x, d: x + d["y"])
 
     for strange in STRANGE:

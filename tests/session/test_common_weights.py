@@ -120,7 +120,7 @@ def test_models_train_as_in_plain_torch(script: str | int) -> None:
 @pytest.mark.parametrize(
     ("library", "common"), [(torch.optim, True), (torch.optim, False), (poptorch.optim, False)]
 )
-def test_an_optimizer_of_two_models_is_said_where_they_would_disagree(
+def test_a_warning_names_an_optimizer_of_two_models_that_would_disagree(
     library: Any, common: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     inner = nets()[1]

@@ -64,7 +64,7 @@ def documented(function: Callable[[], object]) -> Callable[[], None]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tier", few(["reference", "inductor"], "reference"))
-def test_random_methods_of_three_threads_beside_training(tier: str) -> None:
+def test_three_threads_can_call_random_methods_during_training(tier: str) -> None:
     """The weights are those of the same calls one after another."""
     twins = Twins(
         with_loss(layers(), nn.functional.mse_loss),

@@ -287,7 +287,7 @@ def test_reading_gradients(
         assert parameter.requires_grad
 
 
-def test_reading_weights_is_no_mistake(caplog: pytest.LogCaptureFixture) -> None:
+def test_reading_weights_causes_no_warning(caplog: pytest.LogCaptureFixture) -> None:
     model, training, optimizer = wrapped()
     for _ in range(2):
         optimizer.zero_grad()
@@ -320,7 +320,7 @@ def test_batches_that_are_cut_unless_they_are_meant_to_be(caplog: pytest.LogCapt
 
 
 @pytest.mark.parametrize("mode, at", [(poptorch.OutputMode.All, 3), (poptorch.OutputMode.Final, 4)])
-def test_the_first_loss_that_is_no_number(
+def test_a_warning_names_the_first_loss_that_is_nan(
     mode: poptorch.OutputMode, at: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Of the results of all updates the one is named; of the last of a call, that one."""
@@ -432,7 +432,7 @@ def decorated(x: torch.Tensor) -> Any:
     return x
 
 
-def test_a_decorated_function_stands_where_its_def_does() -> None:
+def test_a_decorated_function_has_the_line_of_its_def() -> None:
     line = source.definition_line(decorated) or ""
     assert line.startswith("test_errors.py:")
     assert line.endswith("def decorated(x: torch.Tensor) -> Any:")

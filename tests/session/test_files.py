@@ -133,7 +133,7 @@ def test_a_file_from_before_any_run_begins_with_the_same_program_seed_and_weight
 @pytest.mark.slow
 @pytest.mark.spec("executor", 63)
 @pytest.mark.spec("runtime", 24)
-def test_options_that_differ_from_those_of_the_file_are_said(
+def test_a_warning_lists_options_that_differ_from_those_of_the_file(
     exported: Exported, caplog: pytest.LogCaptureFixture
 ) -> None:
     _, path = exported
@@ -466,7 +466,7 @@ def test_options_come_from_the_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.spec("executor", 44)
-def test_where_files_go_and_what_is_not_in_them(
+def test_a_saved_file_has_the_default_name_and_no_values_of_inputs(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     wrapper = poptorch.inferenceModel(nn.Linear(4, 4), options())
@@ -960,7 +960,7 @@ WAYS = [
 @pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__.removeprefix("by_"))
 @pytest.mark.parametrize("make", COUNTING.values(), ids=COUNTING)
-def test_an_optimizer_that_goes_on_has_the_state_of_an_undisturbed_run(
+def test_a_resumed_optimizer_has_the_state_of_an_undisturbed_run(
     make: Callable[..., Any], way: Callable[..., Any], tmp_path: Path
 ) -> None:
     torch.manual_seed(5)

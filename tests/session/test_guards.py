@@ -61,7 +61,7 @@ def test_the_first_calls_are_looked_at_however_soon_they_come(
     assert looks(monkeypatch, apart=0.005, first=2) == 2
 
 
-def test_weights_that_change_right_after_the_first_call_are_told_by_the_second(
+def test_the_second_call_warns_of_weights_that_changed_right_after_the_first(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     model = Net()
@@ -74,7 +74,7 @@ def test_weights_that_change_right_after_the_first_call_are_told_by_the_second(
     )
 
 
-def test_weights_that_change_between_two_long_validations_are_told_by_the_second(
+def test_the_second_of_two_long_validations_warns_of_weights_that_changed_in_between(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(guards, "CHEAP", 1e-12)  # the next look that is due is far away
@@ -212,7 +212,7 @@ CHANGES = [  # each of which is told in the one message
 
 @pytest.mark.parametrize("wrap", [training, inference])
 @pytest.mark.parametrize("changes", CHANGES)
-def test_changes_are_told_once_in_one_message(
+def test_one_message_lists_all_changes_once(
     wrap: Callable[..., Any],
     changes: dict[str, Callable[..., Any]],
     caplog: pytest.LogCaptureFixture,
@@ -236,7 +236,7 @@ def test_changes_are_told_once_in_one_message(
     assert [part for part in changes if part not in told] == []
 
 
-def test_a_number_that_waits_for_set_optimizer_is_told_once(
+def test_one_warning_names_a_number_that_needs_set_optimizer(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     model = Holds()
@@ -260,7 +260,7 @@ def test_a_number_that_waits_for_set_optimizer_is_told_once(
 
 
 @pytest.mark.parametrize("wrap", [training, inference])
-def test_compiled_anew_the_program_has_what_changed(
+def test_a_program_that_is_compiled_again_contains_the_changes(
     wrap: Callable[..., Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     model = Net()
@@ -281,7 +281,9 @@ def test_compiled_anew_the_program_has_what_changed(
     assert TOLD not in caplog.text
 
 
-def test_hooks_that_an_optimizer_gets_later_are_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_warning_names_hooks_that_an_optimizer_gets_later(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     executor = poptorch.trainingModel(model, options(), optimizer)
@@ -295,7 +297,7 @@ def test_hooks_that_an_optimizer_gets_later_are_told(caplog: pytest.LogCaptureFi
 
 
 @pytest.mark.parametrize("wrap", [training, inference])
-def test_a_block_that_comes_too_late_is_told(
+def test_a_warning_names_a_block_that_is_added_too_late(
     wrap: Callable[..., Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     executor = wrap(Net())
@@ -316,7 +318,7 @@ def test_a_block_that_comes_too_late_is_told(
     assert caplog.text.count("BeginBlock was called on a") == 1
 
 
-def test_another_forward_of_a_class_is_told_once(
+def test_one_warning_names_a_class_whose_forward_was_replaced(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = Net()
@@ -363,7 +365,7 @@ def test_what_changes_between_wrapping_and_compiling_counts_in_training(
     assert "'second.weight' on the host" in caplog.text  # fixed, though others came down
 
 
-def test_what_changes_between_wrapping_for_inference_and_compiling_is_told(
+def test_a_warning_lists_changes_between_wrapping_for_inference_and_compilation(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     model = Holds().eval()
@@ -383,7 +385,7 @@ def test_what_changes_between_wrapping_for_inference_and_compiling_is_told(
 
 
 @pytest.mark.parametrize("clip", ["clip_grad_norm_", "clip_grad_value_"])
-def test_clipping_on_the_host_is_told_once(
+def test_clipping_on_the_host_causes_one_warning(
     clip: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Net, "__len__", lambda model: 0, raising=False)  # as those that count
@@ -398,7 +400,7 @@ def test_clipping_on_the_host_is_told_once(
     assert caplog.text.count(f"{clip} finds no gradients in a model that is wrapped") == 1
 
 
-def test_weights_that_were_put_back_or_come_from_a_trainer_are_not_told(
+def test_weights_that_were_restored_or_come_from_a_trainer_cause_no_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     model = Net()
@@ -433,7 +435,7 @@ class Taking(Net):
         (lambda factors, extra: setattr(extra, "scale", 4.0), "scale of extra was 1.0 and is 4.0"),
     ],
 )
-def test_an_argument_that_is_constant_and_changes_is_told(
+def test_a_warning_names_a_constant_argument_that_changes(
     do: Callable[..., Any], said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     factors, extra = numpy.ones(3, dtype=numpy.float32), argparse.Namespace(scale=1.0)

@@ -59,7 +59,7 @@ def test_checking_a_state_changes_no_generator(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", MAKERS)
 @pytest.mark.parametrize("content", [None, 1, [], {}, [1, 2], {"bit_generator": "PCG64"}, "x"])
-def test_what_is_no_state_is_refused(kind: str, content: object) -> None:
+def test_a_value_that_is_not_a_state_is_refused(kind: str, content: object) -> None:
     generator = MAKERS[kind]()
     states = host_random.state([generator])
     states["own"] = [[type(generator).__name__, content]]
@@ -102,7 +102,7 @@ def test_each_generator_is_found_once_and_where_loaders_keep_them() -> None:
     assert host_random.held_by(loader) == [shared, inner]
 
 
-def test_generators_that_have_no_state_of_their_own_are_left_out() -> None:
+def test_generators_without_their_own_state_are_left_out() -> None:
     loader = SimpleNamespace(generator=torch.default_generator, other=random.SystemRandom())
 
     assert host_random.held_by(loader) == []

@@ -126,7 +126,7 @@ def test_detaching_twice_is_refused() -> None:
 
 
 @pytest.mark.spec("programs", 4, 7, 15, 24, 27, 29)
-def test_a_detached_model_has_nothing_to_copy_to_the_host_and_that_is_no_error() -> None:
+def test_copying_to_the_host_does_nothing_for_a_detached_model() -> None:
     model = with_a_layer()
     training = wrapped(model)
     training(X, Y)
@@ -297,7 +297,7 @@ def test_with_synthetic_data_counters_have_an_entry_for_each_tensor_and_no_stamp
 
 @pytest.mark.spec("executor", 46)
 @pytest.mark.parametrize("latency", ["getLatency", "getHostIpuLatency", "getComputeLatency"])
-def test_with_synthetic_data_there_are_no_latencies(
+def test_with_synthetic_data_all_latencies_are_zero(
     synthetic: poptorch.PoplarExecutor, latency: str
 ) -> None:
     synthetic(torch.ones(2), torch.ones(2))
@@ -353,7 +353,7 @@ print("parent", torch.equal(wrapper(x), wrapper(x)))
 
 
 @pytest.mark.slow
-def test_a_forked_process_says_so_and_runs_what_is_new() -> None:
+def test_a_forked_process_refuses_old_programs_and_runs_new_ones() -> None:
     run = programs.run("-c", PROGRAM)
     assert run.returncode == 0, run.stderr
     expected = ["refused", "True", "equal", "True", "threads", "1", "parent", "True"]

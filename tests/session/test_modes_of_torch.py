@@ -76,7 +76,7 @@ EVENTS: dict[str, Callable[[Twins, Path], Any]] = {
 
 
 @pytest.mark.parametrize(("event", "mode"), every_pair(EVENTS, MODES))
-def test_training_goes_on_after_an_event_under_a_mode(
+def test_training_continues_after_an_event_under_a_mode(
     event: Callable[..., Any], mode: Callable[..., Any] | type, tmp_path: Path
 ) -> None:
     twins = trained()
@@ -115,7 +115,7 @@ def test_a_loaded_file_is_compiled_under_a_mode(name: str, tmp_path: Path) -> No
     twins.compare()
 
 
-def test_a_buffer_that_was_made_in_inference_mode_takes_what_is_trained() -> None:
+def test_a_buffer_that_was_created_in_inference_mode_gets_trained_values() -> None:
     model = net()
     with torch.inference_mode():
         model.norm.running_mean = torch.zeros(4)
@@ -137,7 +137,7 @@ STEPS_OF_DETACHING = [(StateStore, "download"), (StateStore, "device_only")]
 @pytest.mark.slow
 @pytest.mark.parametrize(("owner", "name"), STEPS_OF_DETACHING, ids=lambda each: str(each))
 @pytest.mark.parametrize("event", ["detachFromDevice", "destroy"])
-def test_a_device_that_cannot_be_left_goes_on(
+def test_a_device_that_cannot_be_released_continues_to_work(
     event: str, owner: type, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     twins = trained()

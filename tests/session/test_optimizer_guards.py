@@ -137,7 +137,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize(("make", "change", "said"), CHANGES.values(), ids=CHANGES)
-def test_what_changes_the_update_is_told_once(
+def test_one_warning_names_a_change_of_the_update(
     make: Callable[..., Any] | type, change: Change, said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     optimizer, executor = trained(make)
@@ -148,7 +148,7 @@ def test_what_changes_the_update_is_told_once(
     assert re.search(said, message)
 
 
-def test_hooks_of_all_optimizers_are_told(
+def test_a_warning_names_hooks_of_all_optimizers(
     caplog: pytest.LogCaptureFixture, in_effect_for_all: list[Any]
 ) -> None:
     _, executor = trained(sgd)
@@ -161,7 +161,7 @@ def test_hooks_of_all_optimizers_are_told(
     assert "2 hooks of the optimizer's step" in message
 
 
-def test_a_step_that_its_class_gets_later_is_told(
+def test_a_warning_names_a_step_that_its_class_gets_later(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, executor = trained(sgd)
@@ -171,7 +171,7 @@ def test_a_step_that_its_class_gets_later_is_told(
     assert "step() of SGD" in message
 
 
-def test_each_kind_of_change_is_told_after_the_others(caplog: pytest.LogCaptureFixture) -> None:
+def test_each_kind_of_change_causes_its_own_warning(caplog: pytest.LogCaptureFixture) -> None:
     optimizer, executor = trained(sgd)
     for change in (entry(lr=0.5), attribute(max_grad_norm=1.0), without_bias, after_each_step):
         change(optimizer)
@@ -192,7 +192,7 @@ HARMLESS = {
 
 
 @pytest.mark.parametrize("change", HARMLESS.values(), ids=HARMLESS)
-def test_what_leaves_the_update_as_it_is_is_not_told(
+def test_changes_that_do_not_affect_the_update_cause_no_warning(
     change: Change, caplog: pytest.LogCaptureFixture
 ) -> None:
     optimizer, executor = trained(sgd)
@@ -211,7 +211,7 @@ REMEDIES = {
 
 
 @pytest.mark.parametrize(("change", "destroys"), REMEDIES.values(), ids=REMEDIES)
-def test_what_is_told_takes_effect_as_the_message_says(
+def test_a_reported_change_takes_effect_as_the_message_says(
     change: Change, destroys: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     twins = Twins(Regression(), sgd)
@@ -244,7 +244,7 @@ WRAPPED_WITH = {
 
 
 @pytest.mark.parametrize(("bring", "said"), WRAPPED_WITH.values(), ids=WRAPPED_WITH)
-def test_what_an_optimizer_brings_along_and_does_not_run_is_told(
+def test_a_warning_names_code_of_an_optimizer_that_does_not_run(
     bring: Callable[..., Any], said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     def make(parameters: Any) -> torch.optim.Optimizer:
@@ -258,7 +258,7 @@ def test_what_an_optimizer_brings_along_and_does_not_run_is_told(
     assert re.search(said, message)
 
 
-def test_a_scheduler_that_was_there_does_not_stand_for_another_step(
+def test_a_scheduler_does_not_hide_another_step(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     def make(parameters: Any) -> torch.optim.Optimizer:

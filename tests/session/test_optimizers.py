@@ -338,7 +338,7 @@ MAKERS: dict[str, Maker] = {
 @pytest.mark.slow
 @pytest.mark.spec("optimizers", 5, 18)
 @pytest.mark.parametrize("name", MAKERS)
-def test_what_is_read_is_what_eager_has_and_a_resumed_run_goes_on_with_it(name: str) -> None:
+def test_state_equals_that_of_eager_and_a_resumed_run_continues_with_it(name: str) -> None:
     first, second = trained(MAKERS[name]), trained(MAKERS[name])
     first.step(GIVEN, WANTED, count=3)
     first.compare()
@@ -406,7 +406,7 @@ def test_the_state_itself_can_be_read_copied_cleared_and_changed() -> None:
             twins.compare()
 
 
-def test_a_step_by_hand_counts_and_a_change_of_what_was_read_earlier_is_said_once(
+def test_a_step_on_the_host_takes_effect_and_a_change_of_old_state_causes_one_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     twins = trained(MAKERS["Adam"])
@@ -491,7 +491,7 @@ def test_a_term_that_was_compiled_out_comes_in_with_all_state_kept(
 
 
 @pytest.mark.slow
-def test_it_is_said_and_the_loaded_state_too_changes_the_program(
+def test_a_message_says_that_loaded_state_changes_the_program(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """``load_state_dict`` brings numbers along, and with them, a term that was compiled out."""
@@ -507,7 +507,7 @@ def test_it_is_said_and_the_loaded_state_too_changes_the_program(
 
 
 @pytest.mark.parametrize("numbers", [{"lr": 0.01}, {"dampening": 0.5, "weight_decay": 0.1}])
-def test_a_new_optimizer_goes_on_with_the_moments(numbers: dict[str, float]) -> None:
+def test_a_new_optimizer_continues_with_the_moments(numbers: dict[str, float]) -> None:
     """The first one, if it comes back, brings its own and shows what the device has then."""
     twins = trained(MAKERS["SGD"])
     twins.step(GIVEN, WANTED, count=2)
@@ -525,7 +525,7 @@ def test_a_new_optimizer_goes_on_with_the_moments(numbers: dict[str, float]) -> 
     twins.compare()
 
 
-def test_several_optimizers_have_numbers_and_state_of_their_own() -> None:
+def test_several_optimizers_have_separate_numbers_and_state() -> None:
     """One is loaded while the device has newer state of the other."""
     ours = net()
     models = ours, copy.deepcopy(ours)
@@ -568,7 +568,7 @@ def test_optimizers_that_do_not_go_together_are_refused(make: Callable[..., Any]
 
 
 @pytest.mark.slow
-def test_the_random_sequence_goes_on() -> None:
+def test_the_random_sequence_continues() -> None:
     losses = []
     for changed in (False, True):
         torch.manual_seed(0)

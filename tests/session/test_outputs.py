@@ -292,13 +292,13 @@ def test_integers_of_64_bits_are_returned_if_they_are_not_narrowed(value: int) -
 
 
 @pytest.mark.spec("runtime", 19, 20)
-def test_before_compiling_there_is_no_compilation_time() -> None:
+def test_before_compilation_the_compilation_time_is_an_error() -> None:
     with pytest.raises(poptorch.Error, match="Please compile the model"):
         inference(lambda x: x).compilationTime()
 
 
 @pytest.mark.spec("runtime", 19, 20)
-def test_without_the_progress_bar_there_is_no_compilation_time_and_nothing_is_printed(
+def test_without_the_progress_bar_no_compilation_time_exists_and_nothing_is_printed(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     quiet = inference(lambda x: x)

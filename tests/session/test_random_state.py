@@ -57,7 +57,7 @@ def test_the_state_stays_when_the_device_is_detached(seeded: poptorch.PoplarExec
 
 
 @pytest.mark.spec("executor", 56)
-def test_a_list_that_is_no_state_is_refused(seeded: poptorch.PoplarExecutor) -> None:
+def test_a_list_that_is_not_a_state_is_refused(seeded: poptorch.PoplarExecutor) -> None:
     seeded.compile(ONES)
 
     with pytest.raises(ValueError, match="not a state of the device"):

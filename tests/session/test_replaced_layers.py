@@ -121,7 +121,7 @@ def test_each_tensor_has_what_was_trained_in_it(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("read", READINGS.values(), ids=READINGS)
-def test_weights_that_are_untied_have_values_of_their_own(read: Callable[..., Any]) -> None:
+def test_untied_weights_have_separate_values(read: Callable[..., Any]) -> None:
     def untie(model: nn.Module) -> None:
         model.head.weight = nn.Parameter(model.middle.weight.detach().clone())
 
@@ -153,7 +153,7 @@ TOLD_OF = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("what", TOLD_OF)
-def test_what_was_replaced_is_told_once(what: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_one_warning_names_replaced_layers(what: str, caplog: pytest.LogCaptureFixture) -> None:
     model = Net()
     executor = poptorch.trainingModel(model, options(), adam(model.parameters()))
     executor(X, Y)
@@ -165,7 +165,7 @@ def test_what_was_replaced_is_told_once(what: str, caplog: pytest.LogCaptureFixt
     assert TOLD_OF[what] in told or what == "layers that change places"
 
 
-def test_weights_that_are_untied_are_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_warning_names_untied_weights(caplog: pytest.LogCaptureFixture) -> None:
     model = Net(tied=True)
     executor = poptorch.trainingModel(model, options(), adam(model.parameters()))
     executor(X, Y)

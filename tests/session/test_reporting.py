@@ -103,7 +103,7 @@ def test_nothing_is_written_unless_it_is_asked_for(
 
 @pytest.mark.slow
 @pytest.mark.spec("runtime", 21, 22)
-def test_reports_lie_in_the_working_directory_in_a_folder_named_after_the_use_of_the_model(
+def test_reports_are_in_a_folder_of_the_working_directory_named_after_the_use_of_the_model(
     ask: Callable[..., poptorch.Options], tmp_path: Path
 ) -> None:
     poptorch.inferenceModel(Net(), ask().enableProfiling().deviceIterations(2)).compile(X)
@@ -114,7 +114,7 @@ def test_reports_lie_in_the_working_directory_in_a_folder_named_after_the_use_of
 
 @pytest.mark.slow
 @pytest.mark.spec("runtime", 21, 22)
-def test_reports_lie_in_a_folder_named_after_the_model_if_it_has_a_name(
+def test_reports_are_in_a_folder_named_after_the_model_if_it_has_a_name(
     ask: Callable[..., poptorch.Options], tmp_path: Path
 ) -> None:
     opts = ask(python=tmp_path).modelName("mine").deviceIterations(2)
@@ -357,7 +357,7 @@ def test_a_process_that_ends_has_all_its_calls_in_the_report(tmp_path: Path) -> 
     assert profile.read(tmp_path / "inference")["measured"]["calls"] == 3
 
 
-def test_a_folder_that_cannot_be_written_to_is_one_warning_and_training_goes_on(
+def test_a_read_only_folder_causes_one_warning_and_training_continues(
     ask: Callable[..., poptorch.Options], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "full").write_text("a file in the place of a folder")
@@ -384,9 +384,7 @@ def test_cycles_are_counted_where_no_report_can_be_written(
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"format": 0}'])
-def test_a_file_that_is_no_report_is_refused_with_how_to_write_one(
-    text: str, tmp_path: Path
-) -> None:
+def test_a_file_that_is_not_a_report_is_refused_with_a_remedy(text: str, tmp_path: Path) -> None:
     (tmp_path / "profile.json").write_text(text)
 
     with pytest.raises(poptorch.Error, match=r"profile(?s:.*)enableProfiling"):

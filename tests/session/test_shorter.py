@@ -210,7 +210,7 @@ def test_results_of_other_sizes_cannot_be_added_up() -> None:
         training(*batch(3))
 
 
-def test_each_replica_keeps_the_statistics_of_its_own_micro_batches() -> None:
+def test_each_replica_keeps_the_statistics_of_its_micro_batches() -> None:
     model = Net(normalized=True)
     replicas = [copy.deepcopy(model) for _ in range(2)]
     chosen = options(accumulation=2, replicas=2)

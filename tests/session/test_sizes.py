@@ -213,7 +213,7 @@ def test_where_sizes_cannot_be_symbolic_the_plan_says_why(reason: str) -> None:
     assert len(executor._session.programs.all) == 3
 
 
-def test_python_that_sees_that_a_size_is_no_number_has_programs_for_each_size() -> None:
+def test_python_code_that_refuses_symbolic_sizes_has_a_program_for_each_size() -> None:
     executor = equal_to_eager(of(KEEPING["another type"]), (2, 5, 8), (2, 9, 8), (2, 4, 8))
 
     assert "does something else with symbols" in str(executor.plan())
@@ -397,7 +397,7 @@ def test_code_that_fails_later_gives_way_to_a_program_for_each_size() -> None:
     assert len(executor._session.programs.all) == 1
 
 
-def test_what_fails_with_symbols_is_said_in_one_line() -> None:
+def test_one_line_says_why_a_program_has_no_symbols() -> None:
     executor = wrapped(of(lambda m, x: x.diagonal() + x.trace()))
     for length in (5, 7):
         executor(normal(length, length))

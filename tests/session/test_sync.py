@@ -227,7 +227,7 @@ def assign(model: nn.Module) -> None:
 
 @pytest.mark.parametrize("train", [False, True])
 @pytest.mark.parametrize("when", ["before compiling", "after compiling", "detached"])
-def test_what_is_assigned_reaches_the_device(train: bool, when: str) -> None:
+def test_assigned_values_reach_the_device(train: bool, when: str) -> None:
     model = net()
     executor = training(model, lr=0.5) if train else inference(model.eval())
     args = (A, B) if train else (A,)
@@ -413,7 +413,9 @@ def test_an_optimizers_state_follows_a_parameter_whose_data_are_others(way: str)
     twins.compare()
 
 
-def test_what_is_saved_has_what_was_loaded_into_the_optimizer(tmp_path: Path) -> None:
+def test_a_saved_state_contains_the_state_that_was_loaded_into_the_optimizer(
+    tmp_path: Path,
+) -> None:
     for edits in (False, True):
         for detached in (False, True):
             model = Layered()

@@ -188,7 +188,7 @@ def test_handlers_that_do_not_raise_run_and_may_choose_another(
     assert seen[-1] == "second"
 
 
-def test_what_a_handler_raises_while_guards_are_looked_at_is_no_change(
+def test_an_exception_of_a_handler_while_guards_are_checked_is_not_a_change(
     monkeypatch: pytest.MonkeyPatch, handled: Callable[..., Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     last, armed = pkgutil.resolve_name("poptorch._base.seeding.last"), list[int]()

@@ -50,7 +50,7 @@ def test_everything_computes_what_eager_torch_does(what: str, part: int) -> None
 
 @pytest.mark.long
 @pytest.mark.parametrize("what", ["ops", "graphs"])
-def test_what_is_known_to_fail_fails(what: str) -> None:
+def test_cases_that_are_known_to_fail_fail(what: str) -> None:
     assert [name for name in KNOWN[what] if not problems(what, name, 12)] == []
 
 

@@ -136,7 +136,7 @@ def test_states_are_loaded_into_and_from_bundles(saved_single: Any) -> None:
 
 
 @pytest.mark.spec("optimizers", 3)
-def test_rates_of_groups_change_apart_and_weights_can_be_uploaded() -> None:
+def test_learning_rates_of_groups_change_separately_and_weights_can_be_uploaded() -> None:
     model, optimizer, wrapped, (x, y), _ = run("AdamW")
     optimizer.param_groups[1]["lr"] = 0.0
     wrapped.setOptimizer(optimizer)

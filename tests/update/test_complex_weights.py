@@ -217,7 +217,7 @@ def test_compiled_code_updates_complex_weights() -> None:
     torch.testing.assert_close(model.state_dict(), eager.state_dict(), **near(64, STEPS))
 
 
-def test_state_of_eager_torch_goes_on_here_and_there() -> None:
+def test_state_moves_between_eager_torch_and_a_program() -> None:
     model = operator()
     ours = by_name("adam", model)
     train_eagerly(model, ours)

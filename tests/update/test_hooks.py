@@ -248,7 +248,7 @@ def test_arguments_that_a_hook_returns_are_those_of_the_step() -> None:
     pair.assert_alike()
 
 
-def test_a_hook_that_makes_a_change_for_each_parameter_by_itself_is_not_run_on_bundles() -> None:
+def test_a_hook_that_treats_each_parameter_separately_is_not_run_on_bundles() -> None:
     class Deep(Net):
         def __init__(self) -> None:
             super().__init__()
@@ -440,7 +440,7 @@ def test_a_hook_before_state_dict_sees_the_state_of_the_device() -> None:
     torch.testing.assert_close(*seen, **BOUNDS)
 
 
-def test_hooks_of_load_state_dict_change_what_the_program_goes_on_with() -> None:
+def test_hooks_of_load_state_dict_change_the_state_of_the_program() -> None:
     def halve(optimizer: torch.optim.Optimizer, found: Any) -> Any:
         for entry in found["state"].values():
             entry["momentum_buffer"] = entry["momentum_buffer"] / 2

@@ -94,7 +94,7 @@ ALONE = {
 
 
 @pytest.mark.parametrize("name", BUNDLED)
-def test_small_weights_that_are_updated_alike_are_updated_as_one(name: str) -> None:
+def test_small_weights_with_the_same_update_are_updated_as_one(name: str) -> None:
     model, twin, *_, program = trained(BUNDLED[name])
     assert len(program.bundles) == 1
     assert_alike(model, twin)

@@ -177,7 +177,7 @@ def train_by_program(
 
 
 @pytest.mark.parametrize("shape", [(5, 20), (24, 6)])
-def test_muon_on_bfloat16_weights_is_no_further_from_float64_than_eager_torch(shape: Any) -> None:
+def test_muon_on_bfloat16_weights_is_as_close_to_float64_as_eager_torch(shape: Any) -> None:
     # PyTorch rounds `weight.add_(update, alpha=-lr)` twice where its vector kernels do not apply:
     # for transposed updates, and for the last elements. Our programs round once everywhere.
     torch.manual_seed(0)

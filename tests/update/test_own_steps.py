@@ -170,7 +170,7 @@ RESUMED = [name for name in CASES if name != "Lookahead"]  # its count is in no 
 
 
 @pytest.mark.parametrize("name", RESUMED)
-def test_eager_torch_goes_on_from_the_state_of_a_program(name):
+def test_eager_torch_continues_from_the_state_of_a_program(name):
     pair = Pair(CASES[name])
     for _ in range(4):
         pair.step()
@@ -183,7 +183,7 @@ def test_eager_torch_goes_on_from_the_state_of_a_program(name):
 
 
 @pytest.mark.parametrize("name", RESUMED)
-def test_a_program_goes_on_from_the_state_of_eager_torch(name):
+def test_a_program_continues_from_the_state_of_eager_torch(name):
     pair = Pair(CASES[name])
     for _ in range(4):
         pair.step()
@@ -226,14 +226,14 @@ def test_device_iterations_are_steps_one_after_another(name):
     torch.testing.assert_close(model.state_dict(), twin.state_dict(), **near(ROUNDINGS, 4))
 
 
-def test_what_a_step_counts_in_groups_is_there_after_a_call():
+def test_counters_of_a_step_in_groups_are_current_after_a_call():
     pair = Pair(CASES["CountingGroups"])
     for _ in range(3):
         pair.step()
     assert [group["step"] for group in pair.optimizer.param_groups] == [3, 3]
 
 
-def test_what_a_step_counts_in_the_optimizer_is_there_after_a_call():
+def test_counters_of_a_step_in_the_optimizer_are_current_after_a_call():
     pair = Pair(CASES["Lookahead"])
     for _ in range(3):
         pair.step()
@@ -244,7 +244,7 @@ EVERYWHERE = ["LARS", "ScheduledAdam", "CountingGroups", "NAdam", "Adagrad"]
 
 
 @pytest.mark.parametrize("name", EVERYWHERE)
-def test_a_saved_program_goes_on_with_the_state_of_its_optimizer(name, tmp_path):
+def test_a_saved_program_continues_with_the_state_of_its_optimizer(name, tmp_path):
     pair = Pair(CASES[name])
     for _ in range(3):
         pair.step()
@@ -685,7 +685,7 @@ class AddingUp(T.Optimizer):
                 p.sub_(p.grad / (1 + self.total), alpha=group["lr"])
 
 
-def test_a_tensor_of_the_optimizer_that_a_step_changes_in_place_goes_on():
+def test_a_tensor_of_the_optimizer_that_a_step_changes_in_place_keeps_its_value():
     pair = Pair(lambda model: AddingUp(model.parameters()))
     for _ in range(3):
         pair.step()

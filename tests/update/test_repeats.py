@@ -188,14 +188,14 @@ EACH = {
 
 
 @pytest.mark.parametrize("name", ALIKE)
-def test_one_weight_of_each_shape_is_traced_where_all_are_updated_alike(name: str) -> None:
+def test_one_weight_of_each_shape_is_traced_if_all_have_the_same_update(name: str) -> None:
     model, twin, traced = trained(ALIKE[name])
     assert traced == KINDS
     assert_alike(model, twin)
 
 
 @pytest.mark.parametrize("name", ONE_OTHER)
-def test_a_weight_that_is_updated_otherwise_is_traced_too(name: str) -> None:
+def test_a_weight_with_another_update_is_traced_too(name: str) -> None:
     model, twin, traced = trained(ONE_OTHER[name])
     assert traced == KINDS + 1
     assert_alike(model, twin)
