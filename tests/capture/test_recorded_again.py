@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -69,7 +70,9 @@ def described(function: Callable) -> list[str]:
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)
-def test_graphs_are_those_that_torch_records(function: Callable, monkeypatch) -> None:
+def test_graphs_are_those_that_torch_records(
+    function: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ours = described(function)
     monkeypatch.setattr(recorded_again, "quickly", lambda _: contextlib.nullcontext())
 
@@ -78,10 +81,10 @@ def test_graphs_are_those_that_torch_records(function: Callable, monkeypatch) ->
     assert ours == theirs
 
 
-def test_torch_is_asked_once_for_each_kind_of_call(monkeypatch) -> None:
+def test_torch_is_asked_once_for_each_kind_of_call(monkeypatch: pytest.MonkeyPatch) -> None:
     asked, usual = [], recorded_again._Calls._seen
 
-    def seeing(calls, graph, func, *rest):
+    def seeing(calls: Any, graph: Any, func: Any, *rest: Any) -> Any:
         asked.append(func)
         return usual(calls, graph, func, *rest)
 
@@ -91,7 +94,7 @@ def test_torch_is_asked_once_for_each_kind_of_call(monkeypatch) -> None:
     assert asked.count(torch.ops.aten.relu.default) == 1
 
 
-def test_without_torchs_names_torch_records_everything(monkeypatch) -> None:
+def test_without_torchs_names_torch_records_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     ours = described(layers)
     usual = recorded_again.private.optional
     gone = lambda name: None if name == "FakeTensor" else usual(name)  # noqa: E731

@@ -1,5 +1,7 @@
 """Graphs with symbolic sizes: stand-ins, conditions, and comparison with graphs of fixed sizes."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
@@ -8,7 +10,9 @@ from poptorch._ir import slots, symbolic
 from poptorch._ir.graph import Graph
 
 
-def captured(function, *given: slots.Slot):
+def captured(
+    function: Callable[..., torch.Tensor], *given: slots.Slot
+) -> tuple[Graph, symbolic.Conditions]:
     """Record a function; return its graph, with values for stand-ins, and its conditions."""
     sizes = symbolic.sizes_of(given, [slot.shape for slot in given])
     symbols = symbolic.Symbols(sizes)

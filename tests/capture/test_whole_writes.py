@@ -1,6 +1,6 @@
 """Writes over whole tensors are made pure without a replay, and mean what they mean in torch."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ def loss_of(result: torch.Tensor) -> torch.Tensor:
     return F.mse_loss(result, torch.ones_like(result))
 
 
-def sgd(parameters):
+def sgd(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.1)
 
 
@@ -96,7 +96,9 @@ def test_writes_mean_what_they_mean_in_torch(function: Callable) -> None:
 
 
 @pytest.mark.parametrize("function", [counting, over_results, norms, of_other_types])
-def test_graphs_with_writes_over_whole_tensors_are_not_replayed(function, monkeypatch) -> None:
+def test_graphs_with_writes_over_whole_tensors_are_not_replayed(
+    function: Callable[..., torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen = replays(monkeypatch)
     twins = Twins(Having(function, **state()), sgd)
 
@@ -107,7 +109,7 @@ def test_graphs_with_writes_over_whole_tensors_are_not_replayed(function, monkey
 
 @pytest.mark.parametrize("function", [through_a_view, over_a_part])
 def test_graphs_with_views_of_tensors_that_are_written_later_are_replayed(
-    function, monkeypatch
+    function: Callable[..., torch.Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = replays(monkeypatch)
     twins = Twins(Having(function, **state()), sgd)
@@ -117,7 +119,7 @@ def test_graphs_with_views_of_tensors_that_are_written_later_are_replayed(
     assert len(seen) == 1
 
 
-def test_gradients_that_nobody_asked_for_need_no_replay(monkeypatch) -> None:
+def test_gradients_that_nobody_asked_for_need_no_replay(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = replays(monkeypatch)
     layer = nn.Conv2d(1, 2, 3)  # its input needs no gradient
     twins = Twins(Having(lambda net, x: loss_of(net.layer(x)), layer=layer), sgd)

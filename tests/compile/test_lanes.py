@@ -7,6 +7,7 @@ from torch import nn
 import poptorch
 from helpers.wrapping import Having, normal, options
 from poptorch._compile import lanes
+from poptorch._ir.graph import Graph
 from poptorch._ir.loops import Lanes
 
 STEPS, ROWS = 16, 4
@@ -72,11 +73,11 @@ def test_lanes_that_gain_little_are_given_up_for_their_memory(
     assert peak_of(saving) <= lanes.SAVED
 
 
-def builds_of(monkeypatch) -> list[int]:
+def builds_of(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return a list that notes for how many steps graphs are built from now on."""
     usual, built = lanes._lanes.side_by_side, list[int]()
 
-    def building(graph, count):
+    def building(graph: Graph, count: Lanes) -> Graph:
         built.append(count.steps)
         return usual(graph, count)
 
@@ -84,7 +85,7 @@ def builds_of(monkeypatch) -> list[int]:
     return built
 
 
-def test_lanes_that_are_given_up_are_not_built_first(monkeypatch) -> None:
+def test_lanes_that_are_given_up_are_not_built_first(monkeypatch: pytest.MonkeyPatch) -> None:
     usual = program_of(with_large_values(), 4096, options(accumulation=STEPS))
     monkeypatch.setattr(lanes, "SAVED", peak_of(usual) // 3)
     built = builds_of(monkeypatch)
@@ -94,12 +95,14 @@ def test_lanes_that_are_given_up_are_not_built_first(monkeypatch) -> None:
     assert built == [STEPS // 4]
 
 
-def test_lanes_are_built_again_if_they_take_less_memory_than_was_guessed(monkeypatch) -> None:
+def test_lanes_are_built_again_if_they_take_less_memory_than_was_guessed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     usual = program_of(with_large_values(), 4096, options(accumulation=STEPS))
     monkeypatch.setattr(lanes, "SAVED", 2 * peak_of(usual))
     built, peak, seen = builds_of(monkeypatch), lanes.peak_bytes, []
 
-    def too_much_at_first(graph):
+    def too_much_at_first(graph: Graph) -> int:
         seen.append(graph)
         return peak(graph) * (4 if graph is seen[0] else 1)
 

@@ -401,7 +401,9 @@ def test_a_program_that_goes(caplog: pytest.LogCaptureFixture) -> None:
     assert "poptorch.PadToSizes" in said
 
 
-def test_a_program_that_goes_says_why_each_size_needs_one(caplog) -> None:
+def test_a_program_that_goes_says_why_each_size_needs_one(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     model = poptorch.inferenceModel(
         Having(lambda m, x: m.linear(x) * float(int(x.shape[0])), linear=nn.Linear(4, 2)),
         options().programs(2),

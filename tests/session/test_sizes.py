@@ -1,6 +1,9 @@
 """Inputs that differ in sizes alone: one program for all of them, or the reason why not."""
 
 import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -24,7 +27,7 @@ class Attention(nn.Module):
         self.embedding, self.linear = nn.Embedding(50, 16), nn.Linear(16, 16)
         self.register_buffer("positions", normal(40, 16))
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         rows, length = x.shape
         values = self.embedding(x) + self.positions[:length]
         heads = self.linear(values).view(rows, length, 2, 8).transpose(1, 2)
@@ -38,17 +41,21 @@ def tokens(rows: int, length: int) -> torch.Tensor:
     return torch.randint(0, 50, (rows, length), generator=generator)
 
 
-def wrapped(model: nn.Module, programs: int = 4, backend: str = "reference"):
+def wrapped(
+    model: nn.Module, programs: int = 4, backend: str = "reference"
+) -> poptorch.PoplarExecutor:
     opts = options(backend).programs(programs).checkAgainstEager("error")
     return poptorch.inferenceModel(model, opts)
 
 
-def of(function, **state) -> nn.Module:
+def of(function: Callable[..., Any], **state: Any) -> nn.Module:
     """A model that computes with a linear layer, and a function of it and its input."""
     return Having(function, linear=nn.Linear(8, 8), **state).eval()
 
 
-def equal_to_eager(model: nn.Module, *shapes: tuple[int, ...], programs: int = 4):
+def equal_to_eager(
+    model: nn.Module, *shapes: tuple[int, ...], programs: int = 4
+) -> poptorch.PoplarExecutor:
     """Call a wrapped model with inputs of several shapes; return the executor."""
     executor = wrapped(model, programs)
     for shape in shapes:
@@ -135,7 +142,9 @@ def test_sizes_that_follow_each_other_are_followed() -> None:
 
 
 def test_a_cache_that_grows_is_compiled_twice() -> None:
-    def step(model, x, cache):
+    def step(
+        model: Having, x: torch.Tensor, cache: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         cache = torch.cat([cache, model.linear(x)], 1)
         weights = (x @ cache.mT).softmax(-1)
         return weights @ cache, cache
@@ -220,7 +229,7 @@ def test_python_code_that_refuses_symbolic_sizes_has_a_program_for_each_size() -
 
 
 def test_attributes_that_forward_sets_to_a_size_hold_numbers() -> None:
-    def forward(model, x):
+    def forward(model: Having, x: torch.Tensor) -> torch.Tensor:
         model.length = x.shape[1]
         return model.linear(x)
 
@@ -241,12 +250,16 @@ class Classifier(nn.Module):
         self.layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=dropout, batch_first=True)
         self.register_buffer("positions", normal(40, 16))
 
-    def forward(self, x, labels):
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         values = self.layer(self.embedding(x) + self.positions[: x.shape[1]])
         return nn.functional.cross_entropy(self.head(values.mean(1)), labels)
 
 
-def train(model: nn.Module, *shapes: tuple[int, int], backend: str = "reference"):
+LossesAndState = tuple[list[torch.Tensor], dict[str, torch.Tensor]]
+Trained = tuple[poptorch.PoplarExecutor, LossesAndState, LossesAndState]
+
+
+def train(model: nn.Module, *shapes: tuple[int, int], backend: str = "reference") -> Trained:
     """Train a model beside eager PyTorch; return the executor and both lists of losses."""
     eager = copy.deepcopy(model)
     plain = torch.optim.SGD(eager.parameters(), lr=0.1, momentum=0.9)
@@ -371,8 +384,10 @@ def test_a_batch_that_does_not_divide_leaves_the_iterations_of_others_alone() ->
     assert "because a call has several micro-batches" in str(executor.plan())
 
 
-def test_where_compiling_needs_numbers_each_size_has_its_own_code(monkeypatch) -> None:
-    def refuse(*_):
+def test_where_compiling_needs_numbers_each_size_has_its_own_code(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: object) -> None:
         raise NotSymbolic("an operator has no rule for symbols")
 
     monkeypatch.setattr(compiler, "_compile_for_all_sizes", refuse)
@@ -420,7 +435,7 @@ def test_weights_in_layouts_of_a_library_serve_all_sizes() -> None:
     assert runs_compiled(executor)
 
 
-def test_python_code_is_written_for_one_size(tmp_path) -> None:
+def test_python_code_is_written_for_one_size(tmp_path: Path) -> None:
     executor = wrapped(of(lambda m, x: m.linear(x)))
     for length in (5, 9):
         executor(normal(2, length, 8))
@@ -428,7 +443,7 @@ def test_python_code_is_written_for_one_size(tmp_path) -> None:
         executor.export(tmp_path / "step.py")
 
 
-def test_files_keep_the_program_for_the_latest_size(tmp_path) -> None:
+def test_files_keep_the_program_for_the_latest_size(tmp_path: Path) -> None:
     model = Attention().eval()
     executor = wrapped(model)
     for length in (5, 9):
