@@ -227,6 +227,18 @@ def test_draws_that_are_made_again_are_one_node() -> None:
     assert {draw.operator for draw in found} == {"aten.bernoulli_"}
 
 
+def test_a_view_that_was_made_before_a_tensor_is_drawn_sees_what_is_drawn() -> None:
+    def forward(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        mask = torch.empty_like(x)
+        in_a_row = mask.view(-1)
+        mask.bernoulli_(0.5)
+        return mask * 1, in_a_row * 1
+
+    mask, in_a_row = infer(forward, torch.ones(4, 6))
+
+    torch.testing.assert_close(in_a_row, mask.view(-1), rtol=0, atol=0)
+
+
 # Generators of the user's.
 
 
