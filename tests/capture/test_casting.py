@@ -211,34 +211,68 @@ def test_types_of_results(function: Callable[..., Any], kinds: list[torch.dtype]
         torch.testing.assert_close(result.float(), want.float(), **near(2, size=4, dtype=HALF))
 
 
-@pytest.mark.spec("executor", 23)
-@pytest.mark.spec("precision", 4)
-def test_64_bit_types_come_back_as_32_bit_and_one_line_says_so(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+WHOLE = torch.arange(4) + 2**20
+REAL = torch.linspace(-1, 1, 4, dtype=torch.float64)
+
+
+def with_64_bits(whole: torch.Tensor, real: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return whole, real, real.argmax(), torch.tensor(5)
+
+
+@pytest.fixture
+def said(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
+    """Return what asks for the lines about types without support, of a new process."""
     from poptorch._capture import micro
 
     micro.say_narrowed.cache_clear()
     caplog.set_level("INFO", logger="poptorch::python")
+    return lambda: [text for text in caplog.messages if "not supported natively" in text]
 
-    def said() -> list[str]:
-        return [text for text in caplog.messages if "not supported natively" in text]
 
-    infer(lambda x, y: x[y], torch.randn(4, 3), torch.arange(4))
-    assert not said()  # of labels
-    whole, real = torch.arange(4) + 2**20, torch.randn(4, dtype=torch.float64)
+@pytest.mark.spec("executor", 23)
+@pytest.mark.spec("precision", 4)
+def test_64_bit_types_come_back_as_32_bit() -> None:
+    results = infer(with_64_bits, WHOLE, REAL)
+
+    assert dtypes(results) == [torch.int32, FLOAT, torch.int32, torch.int32]
+    assert torch.equal(results[0].long(), WHOLE)
+    assert torch.equal(results[1], REAL.float())
+
+
+@pytest.mark.spec("executor", 23)
+@pytest.mark.spec("precision", 4)
+def test_one_line_for_each_64_bit_type_says_that_it_is_narrowed(
+    said: Callable[[], list[str]],
+) -> None:
     for _ in range(2):
-        got = infer(lambda i, x: (i, x, x.argmax(), torch.tensor(5)), whole, real)
-        assert dtypes(got) == [torch.int32, FLOAT, torch.int32, torch.int32]
-        assert torch.equal(got[0].long(), whole)
-        assert torch.equal(got[1], real.float())
-    assert ["torch.float64" in said()[0], "torch.int64" in said()[1]] == [True] * len(said())
+        infer(with_64_bits, WHOLE, REAL)
+
+    of_floats, of_integers = said()
+    assert "torch.float64" in of_floats
+    assert "torch.int64" in of_integers
+
+
+def test_nothing_is_said_about_labels_of_64_bits(said: Callable[[], list[str]]) -> None:
+    infer(lambda x, y: x[y], torch.randn(4, 3), torch.arange(4))
+
+    assert said() == []
+
+
+@pytest.mark.spec("precision", 4)
+def test_64_bit_types_are_kept_if_the_user_says_so() -> None:
     wide = options()
     wide.Precision.narrow64Bit(False)
-    agrees(lambda i, x: (i, x), whole, real, opts=wide)
-    model = classifier(nn.Linear(3, 4).double())  # is trained in float, and stays double
+
+    agrees(lambda i, x: (i, x), WHOLE, REAL, opts=wide)
+
+
+@pytest.mark.spec("precision", 4)
+def test_a_model_in_double_is_trained_in_float_and_stays_in_double() -> None:
+    model = classifier(nn.Linear(3, 4).double())
     before = model.layer.weight.detach().clone()
+
     training(model)(torch.randn(8, 3).double(), torch.arange(8) % 4)
+
     after = model.state_dict()["layer.weight"]
     assert after.dtype == torch.float64
     assert not torch.equal(after, before)

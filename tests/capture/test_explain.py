@@ -12,6 +12,7 @@ from torch.fx import graph_module
 
 import poptorch
 from helpers.wrapping import Calling, Having, Scaled, graph_of, infer, normal, options, training
+from poptorch._capture.explain import Explanation
 
 
 def explained(model: Callable[..., Any] | Having, *args: Any) -> list[Any]:
@@ -23,42 +24,77 @@ def comments(findings: Any) -> list[str]:
     return [finding.line.rpartition("# ")[2] for finding in findings]
 
 
-def test_every_construct_is_listed_with_its_line_and_a_remedy(
+def counted(x: torch.Tensor) -> torch.Tensor:
+    return x * x.sum().item()  # first
+
+
+def with_seven_constructs(model: Having, x: torch.Tensor) -> torch.Tensor:
+    x = counted(model.layer(x).abs())
+    model.seen.add_(1)
+    picked = x[x > 0]  # second
+    if picked.sum() > 0:  # third
+        print(x)  # fourth
+        scale = float(x.max())  # fifth
+    else:
+        scale = x.min().item()  # sixth
+    return torch.nonzero(x) * scale  # seventh
+
+
+def model_with_seven_constructs() -> Having:
+    return Having(with_seven_constructs, layer=nn.Linear(3, 3), seen=torch.zeros(()))
+
+
+@pytest.fixture
+def findings(capsys: pytest.CaptureFixture[str]) -> Explanation:
+    """What is found in a model with seven constructs; what it prints stays here."""
+    found = explained(model_with_seven_constructs(), torch.ones(2, 3))
+    assert isinstance(found, Explanation)
+    return found
+
+
+def test_constructs_that_prevent_compiling_are_listed(findings: Explanation) -> None:
+    assert comments(findings.fatal) == ["first", "fifth", "second", "seventh"]
+
+
+def test_constructs_that_are_decided_once_are_listed_and_prevent_nothing(
+    findings: Explanation,
+) -> None:
+    assert comments(f for f in findings if not f.fatal) == ["third", "fourth"]
+
+
+def test_constructs_on_lines_that_did_not_run_are_listed_as_uncertain(
+    findings: Explanation,
+) -> None:
+    assert comments(f for f in findings if not f.certain) == ["sixth"]
+    assert "error, if this line runs: .item() needs a tensor's value" in str(findings)
+
+
+def test_findings_are_counted(findings: Explanation) -> None:
+    assert "4 of 7 findings prevent compiling this model" in str(findings)
+
+
+def test_findings_have_lines_and_remedies(findings: Explanation) -> None:
+    assert all("test_explain.py" in finding.line for finding in findings)
+    assert "poptorch.ipu_print_tensor" in str(findings)
+
+
+def test_a_model_that_is_explained_stays_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    model = model_with_seven_constructs()
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+
+    explained(model, torch.ones(2, 3))
+
+    torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
+
+
+def test_explaining_draws_no_random_numbers_of_the_host(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def counted(x: torch.Tensor) -> torch.Tensor:
-        return x * x.sum().item()  # first
+    model, state = model_with_seven_constructs(), torch.get_rng_state()
 
-    def forward(model: Having, x: torch.Tensor) -> torch.Tensor:
-        x = counted(model.layer(x).abs())
-        model.seen.add_(1)
-        picked = x[x > 0]  # second
-        if picked.sum() > 0:  # third
-            print(x)  # fourth
-            scale = float(x.max())  # fifth
-        else:
-            scale = x.min().item()  # sixth
-        return torch.nonzero(x) * scale  # seventh
+    explained(model, torch.ones(2, 3))
 
-    model, rng = Having(forward, layer=nn.Linear(3, 3), seen=torch.zeros(())), torch.get_rng_state()
-    before = {key: value.clone() for key, value in model.state_dict().items()}
-    findings = explained(model, torch.ones(2, 3))
-    assert comments(f for f in findings if f.fatal and f.certain) == [
-        "first",
-        "fifth",
-        "second",
-        "seventh",
-    ]
-    assert comments(f for f in findings if not f.fatal) == ["third", "fourth"]
-    assert comments(f for f in findings if not f.certain) == ["sixth"]
-    assert findings.fatal == [f for f in findings if f.fatal and f.certain]
-    text = str(findings)
-    assert "4 of 7 findings prevent compiling this model" in text
-    assert "error, if this line runs: .item() needs a tensor's value" in text
-    assert "poptorch.ipu_print_tensor" in text
-    assert all("test_explain.py" in finding.line for finding in findings)
-    torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
-    assert torch.equal(torch.get_rng_state(), rng)
+    assert torch.equal(torch.get_rng_state(), state)
 
 
 @pytest.mark.spec("supported_ops", 30)
@@ -144,32 +180,68 @@ def _line_of(model: type[nn.Module]) -> int:
     return first + len(lines) - 1
 
 
-@pytest.mark.slow
-@pytest.mark.spec("supported_ops", 7, 8)
-def test_each_part_has_its_own_mode_which_is_followed() -> None:
-    def forward(model: Having, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        features = model.body(x)
-        out = model.head(features)
-        return features, model.drop(out), poptorch.identity_loss(out.square(), "mean")
+def in_two_modes(model: Having, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    features = model.body(x)
+    out = model.head(features)
+    return features, model.drop(out), poptorch.identity_loss(out.square(), "mean")
 
-    assert (infer(nn.Dropout(0.5), torch.ones(99)) == 0).any()
+
+def model_whose_body_is_evaluated() -> Having:
+    """A model that trains, but for its body: a linear layer, a batch norm and a dropout."""
     body = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5)).eval()
-    model = Having(forward, body=body, head=nn.Linear(4, 2), drop=nn.Dropout(0.5))
-    x, executor = normal(64, 4), training(model, lr=0.0)
-    features, dropped, _ = executor(x)
+    return Having(in_two_modes, body=body, head=nn.Linear(4, 2), drop=nn.Dropout(0.5))
+
+
+@pytest.mark.spec("supported_ops", 7)
+def test_inference_of_a_layer_in_training_mode_drops_out() -> None:
+    assert (infer(nn.Dropout(0.5), torch.ones(99)) == 0).any()
+
+
+@pytest.mark.spec("supported_ops", 7, 8)
+def test_in_training_a_part_in_evaluation_mode_is_evaluated() -> None:
+    model, x = model_whose_body_is_evaluated(), normal(64, 4)
+
+    features, dropped, _ = training(model, lr=0.0)(x)
+
     torch.testing.assert_close(features, model.body(x).detach())
     assert (dropped == 0).any()
-    assert not model.body[1].state_dict()["running_mean"].any()
+
+
+@pytest.mark.spec("supported_ops", 7, 8)
+def test_in_training_a_batch_norm_in_evaluation_mode_counts_nothing() -> None:
+    model = model_whose_body_is_evaluated()
+
+    training(model, lr=0.0)(normal(64, 4))
+
     assert model.body[1].num_batches_tracked == 0
+    assert not model.body[1].state_dict()["running_mean"].any()
+
+
+@pytest.mark.spec("supported_ops", 7, 8)
+def test_a_model_that_returns_to_training_mode_is_trained_as_a_whole() -> None:
+    model, x = model_whose_body_is_evaluated(), normal(64, 4)
+    executor = training(model, lr=0.0)
+    executor(x)
+
     model.train()
     features, _, _ = executor(x)
+
     assert (features == 0).any()
     assert model.body[1].num_batches_tracked == 1
+
+
+@pytest.mark.spec("supported_ops", 7, 8)
+def test_a_model_that_goes_to_evaluation_mode_is_evaluated_as_a_whole() -> None:
+    model, x = model_whose_body_is_evaluated(), normal(64, 4)
+    executor = training(model, lr=0.0)
+    executor(x)
+
     model.eval()
     features, dropped, _ = executor(x)
+
     torch.testing.assert_close(features, model.body(x).detach())
     torch.testing.assert_close(dropped, model.head(features).detach())
-    assert model.body[1].num_batches_tracked == 1
+    assert model.body[1].num_batches_tracked == 0
 
 
 @pytest.mark.spec("supported_ops", 18)

@@ -64,25 +64,51 @@ def branch(model: Having, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return out, poptorch.identity_loss(out, "sum")
 
 
-def test_a_branch_is_frozen_to_the_path_of_the_first_inputs(
+def branching() -> Having:
+    return Having(branch, calls=torch.zeros(()), weight=nn.Parameter(torch.tensor(3.0)))
+
+
+def test_a_branch_is_frozen_to_the_path_of_the_first_inputs() -> None:
+    model, x = poptorch.inferenceModel(branching(), options()), torch.tensor([1.0, 2.0])
+
+    first, opposite = model(x)[0], model(-x)[0]
+
+    assert first.tolist() == [3.0, 6.0]
+    assert opposite.tolist() == [-3.0, -6.0]
+
+
+def test_a_warning_names_the_line_and_the_value_of_a_frozen_branch(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    x, state = torch.tensor([1.0, 2.0]), {"weight": nn.Parameter(torch.tensor(3.0))}
-    model = poptorch.inferenceModel(Having(branch, calls=torch.zeros(()), **state), options())
-    assert model(x)[0].tolist() == [3.0, 6.0]
+    poptorch.inferenceModel(branching(), options())(torch.tensor([1.0, 2.0]))
+
     (text,) = [text for text in caplog.messages if "branches on the values" in text]
-    for part in ("test_value_reads.py", "if x.sum() > 0 else", "bool(tensor) is True"):
-        assert part in text
-    assert model(-x)[0].tolist() == [-3.0, -6.0]
-    other = Having(branch, calls=torch.zeros(()), **state)
-    trained, before = training(other, options(iterations=2)), torch.get_rng_state()
+    assert "test_value_reads.py" in text
+    assert "if x.sum() > 0 else" in text
+    assert "bool(tensor) is True" in text
+
+
+def test_deciding_a_branch_leaves_state_and_random_numbers_as_they_are() -> None:
+    model = branching()
+    trained, before = training(model, options(iterations=2)), torch.get_rng_state()
+
     trained.compile(-torch.ones(4))
-    assert other.calls == 0
-    assert other.weight == 3.0
+
+    assert model.calls == 0
+    assert model.weight == 3.0
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_training_goes_the_way_of_the_inputs_with_which_it_was_compiled() -> None:
+    """The weight grows by the rate 0.1 times two rows, in each of two iterations."""
+    model = branching()
+    trained = training(model, options(iterations=2))
+    trained.compile(-torch.ones(4))
+
     trained(torch.ones(4))
-    assert other.calls == 2
-    assert other.weight == 3.0 + 2 * 0.1 * 2
+
+    assert model.calls == 2
+    assert model.weight == 3.0 + 2 * 0.1 * 2
 
 
 def test_the_first_micro_batch_decides_and_a_truth_is_a_branch(
@@ -209,23 +235,49 @@ def masked(mask: torch.Tensor, changes: bool = False) -> poptorch.PoplarExecutor
     return poptorch.trainingModel(model, options(accumulation=2))
 
 
-@pytest.mark.parametrize("frozen", [False, True], ids=["buffer", "frozen weight"])
-def test_a_branch_on_what_stays_as_it_is_needs_no_inputs(
-    frozen: bool, caplog: pytest.LogCaptureFixture
+KINDS_OF_MASKS: dict[str, Callable[[], torch.Tensor]] = {
+    "buffer": lambda: torch.ones(3),
+    "frozen weight": lambda: nn.Parameter(torch.ones(3), requires_grad=False),
+}
+IN_TWO = torch.ones(2, 3)
+
+
+@pytest.fixture(params=KINDS_OF_MASKS)
+def short_cutting(request: pytest.FixtureRequest) -> poptorch.PoplarExecutor:
+    """A model that branches on a mask of ones, after a call."""
+    executor = masked(KINDS_OF_MASKS[request.param]())
+    assert float(executor(IN_TWO)) == 6.0
+    return executor
+
+
+def test_a_branch_on_a_tensor_that_stays_as_it_is_needs_no_inputs(
+    short_cutting: poptorch.PoplarExecutor, caplog: pytest.LogCaptureFixture
 ) -> None:
-    mask = nn.Parameter(torch.ones(3), requires_grad=False) if frozen else torch.ones(3)
-    executor, x = masked(mask), torch.ones(2, 3)
-    assert float(executor(x)) == 6.0
-    assert executor.plan().program.lanes is not None
+    assert short_cutting.plan().program.lanes is not None
     assert "branches" not in caplog.text
-    nn.init.zeros_(executor.model.mask)
+
+
+def test_a_change_of_a_tensor_that_was_branched_on_is_said_once(
+    short_cutting: poptorch.PoplarExecutor, caplog: pytest.LogCaptureFixture
+) -> None:
+    nn.init.zeros_(short_cutting.model.mask)
+
     for _ in range(2):
-        executor.copyWeightsToDevice()
-        executor.detachFromDevice()
-        assert float(executor(x)) > 0.0
+        short_cutting.copyWeightsToDevice()
+        short_cutting.detachFromDevice()
+        assert float(short_cutting(IN_TWO)) > 0.0
+
     assert caplog.text.count("of 'mask', on which forward branches at test_value_reads.py:") == 1
-    executor.destroy()
-    assert float(executor(x)) == 0.0
+
+
+def test_a_program_that_is_compiled_again_branches_on_new_values(
+    short_cutting: poptorch.PoplarExecutor,
+) -> None:
+    nn.init.zeros_(short_cutting.model.mask)
+
+    short_cutting.destroy()
+
+    assert float(short_cutting(IN_TWO)) == 0.0
 
 
 def test_a_branch_on_what_forward_writes_is_decided_by_the_first_inputs(

@@ -158,19 +158,49 @@ def test_who_does_the_work_of_two_reads_their_samples(
     assert loaders.loader(torch.arange(8), 1, opts=alone).combinedBatchSize == 2
 
 
-def test_a_shard_reads_its_samples_as_the_data_set_does() -> None:
-    shard = DataShard(Numbers(10), range(3, 7))
-    assert [shard[i].item() for i in (0, 3, -1)] == [3, 6, 6]
-    for index in (4, -5):
-        with pytest.raises(IndexError, match="shard of 4 samples"):
-            shard[index]
-    assert [t.item() for t in list(shard)] == [3, 4, 5, 6]
-    assert [t.item() for t in shard.__getitems__([2, 0])] == [5, 3]
+@pytest.fixture
+def shard() -> DataShard:
+    """The samples 3 to 6 of ten numbers."""
+    return DataShard(Numbers(10), range(3, 7))
+
+
+def test_a_sample_of_a_shard_is_found_by_its_place_from_either_end(shard: DataShard) -> None:
+    assert [shard[at].item() for at in (0, 3, -1)] == [3, 6, 6]
+
+
+@pytest.mark.parametrize("at", [4, -5])
+def test_a_place_outside_of_a_shard_is_refused(at: int, shard: DataShard) -> None:
+    with pytest.raises(IndexError, match="shard of 4 samples"):
+        shard[at]
+
+
+def test_a_shard_can_be_iterated(shard: DataShard) -> None:
+    assert [sample.item() for sample in list(shard)] == [3, 4, 5, 6]
+
+
+def test_a_shard_returns_several_samples_in_the_order_asked_for(shard: DataShard) -> None:
+    assert [sample.item() for sample in shard.__getitems__([2, 0])] == [5, 3]
+
+
+def test_a_pickled_shard_has_the_same_samples(shard: DataShard) -> None:
     assert pickle.loads(pickle.dumps(shard))[0].item() == 3
+
+
+def test_a_shard_of_samples_in_another_order_has_them_in_that_order() -> None:
     turned = DataShard(Numbers(6), range(2, 5), torch.arange(6).flip(0))
-    assert [turned[i].item() for i in range(3)] == [3, 2, 1]
+
+    assert [turned[at].item() for at in range(3)] == [3, 2, 1]
+
+
+def test_a_shard_reads_several_samples_at_once_where_the_data_set_can() -> None:
     shard = DataShard(Batched(10), range(3, 7))
-    assert [t.item() for t in shard.__getitems__([0, 1])] == [-3, -4]
+
+    assert [sample.item() for sample in shard.__getitems__([0, 1])] == [-3, -4]
+
+
+def test_a_shard_has_the_attributes_of_the_data_set_and_no_others() -> None:
+    shard = DataShard(Batched(10), range(3, 7))
+
     assert shard.classes == ("cat", "dog")
     with pytest.raises(AttributeError):
         _ = shard.unknown
