@@ -1,7 +1,6 @@
-"""What a program is built by: its list of passes; reductions in pieces; graphs as JSON and back."""
+"""What a program is built by: reductions in pieces; graphs as JSON and back."""
 
 import json
-import logging
 import types
 from dataclasses import replace
 
@@ -13,8 +12,7 @@ from helpers.cases import few
 from helpers.wrapping import Scaled, options, training
 from helpers.zoo import ZOO
 from poptorch._base import json_codec
-from poptorch._cli.main import main
-from poptorch._compile import agreement, build, helper, passes
+from poptorch._compile import agreement, build, helper
 from poptorch._ir import graph_json, slots, verify
 from poptorch._ir.plan import Plan
 from poptorch._ir.slots import Kind, Slot
@@ -91,30 +89,6 @@ def test_a_warning_names_a_number_of_replicas_that_differs_from_poprun(
     assert ("poprun assigned 1 replicas to this process" in caplog.text) == (given == 1)
 
 
-def test_each_is_logged_with_its_time(caplog: pytest.LogCaptureFixture) -> None:
-    poptorch.setLogLevel("TRACE")
-    with caplog.at_level(logging.DEBUG, logger="poptorch:cpp"):
-        training(Scaled(torch.tanh), options(accumulation=2)).compile(torch.randn(4))
-    logged = [m.removeprefix("Pass ") for m in caplog.messages if m[:5] == "Pass "]
-    assert logged == [each.name for each in passes.PASSES]
-    (spent,) = [m.splitlines() for m in caplog.messages if m.startswith("Seconds spent in process")]
-    assert [spent[1].split()[0], spent[2][:8], spent[-1][:3]] == ["part", "the rest", "all"]
-    assert any(line.startswith("capture  ") for line in spent)
-    graphs = [m for m in caplog.messages if m.startswith("graph ")]
-    assert graphs
-    assert all("\n  in  param." in graph for graph in graphs)
-
-
-def test_the_command_lists_them(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["passes"]) == 0
-    first, *lines = capsys.readouterr().out.splitlines()
-    assert first.split() == ["pass", "room", "changes", "what", "it", "does"]
-    for number, (line, each) in enumerate(zip(lines, passes.PASSES, strict=True), 1):
-        assert line.startswith(f"{number}")
-        assert f"  {each.name}" in line
-        assert each.does in line
-
-
 def read_back(plan: Plan) -> Plan:
     """Return the plan with its graphs as a compiler process reads them."""
     graphs = {
@@ -134,7 +108,7 @@ def test_graphs_come_back(name: str) -> None:
     training.compile(x, y)
     plan = training.plan()
     again = read_back(plan)
-    verify.verify_plan(again)
+    verify.verify_program(again.program)
     assert str(again.program) == str(plan.program)  # where nodes run is not saved
     state = training._session.weights.store.state
     rng, before = state.rng.clone(), {key: value.clone() for key, value in state.tensors.items()}

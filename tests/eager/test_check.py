@@ -21,6 +21,9 @@ from torch import nn
 
 import poptorch
 from helpers.wrapping import Having, options
+from poptorch import _capture
+from poptorch._capture import whole_writes
+from poptorch._ir.passes import leaving_out
 
 
 @pytest.fixture(autouse=True)
@@ -286,6 +289,93 @@ def test_where_memory_is_short_nothing_is_compared(monkeypatch: pytest.MonkeyPat
     model = Two(lambda self, x: 2 * x if captured(x) else x)
 
     _, loss = train_once(model)
+
+    assert loss.isfinite()
+
+
+# A wrong pass of the compiler is found.
+
+
+def doubling_in_place(self: Any, x: torch.Tensor) -> torch.Tensor:
+    x = x * 1
+    x.mul_(2)
+    return x
+
+
+@pytest.fixture
+def wrong_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A defect in a step of the capture: products in place become quotients."""
+    aten = torch.ops.aten
+    monkeypatch.setitem(whole_writes._PURE, aten.mul_.Tensor, aten.div.Tensor)
+
+
+def test_a_wrong_pass_is_named(wrong_writes: None) -> None:
+    message = error_of(Two(doubling_in_place))
+
+    assert "without the pass 'whole writes' the program agrees with eager PyTorch" in message
+
+
+def test_the_message_on_a_wrong_pass_says_what_differs(wrong_writes: None) -> None:
+    message = error_of(Two(doubling_in_place))
+
+    assert "output 0 differs by" in message
+
+
+def test_the_program_is_compiled_without_a_wrong_pass(
+    wrong_writes: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = Two(doubling_in_place)
+    x = torch.randn(4, 3)
+    expected, _ = model(x)
+
+    out, _ = poptorch.inferenceModel(model, checking("warn"))(x)
+
+    torch.testing.assert_close(out, expected.detach())
+    assert caplog.text.count("A pass of the compiler changes the results") == 1
+
+
+def test_the_last_smaller_micro_batch_is_compiled_without_a_wrong_pass(
+    wrong_writes: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    function = Having(doubling_in_place)
+    model = poptorch.inferenceModel(function, checking("warn", iterations=2))
+    x = torch.randn(4, 3)
+    model(x)
+
+    out = model(x[:3])
+
+    torch.testing.assert_close(out, 2 * x[:3])
+
+
+def test_a_wrong_pass_that_changes_nothing_here_is_not_named(wrong_writes: None) -> None:
+    message = error_of(Two(lambda self, x: 2 * x if captured(x) else x))
+
+    assert "pass" not in message
+
+
+def test_the_search_for_a_wrong_pass_leaves_attributes_as_forward_left_them(
+    wrong_writes: None,
+) -> None:
+    def change(self: Any, x: torch.Tensor) -> torch.Tensor:
+        self.calls = getattr(self, "calls", 0) + 1
+        return doubling_in_place(self, x)
+
+    model = Two(change)
+
+    poptorch.inferenceModel(model, checking("warn"))(torch.randn(4, 3))
+
+    assert model.calls == 1
+
+
+@pytest.mark.parametrize("name", _capture.SHORTCUTS)
+def test_a_capture_without_one_of_its_steps_agrees(name: str) -> None:
+    def change(self: Any, x: torch.Tensor) -> torch.Tensor:
+        x = F.dropout(x.tanh(), 0.5)
+        x.mul_(2)
+        return x.tanh()
+
+    with leaving_out([name]):
+        _, loss = train_once(Two(change))
 
     assert loss.isfinite()
 

@@ -12,9 +12,11 @@ from torch import fx
 from poptorch._compile.lower import lower
 from poptorch._ir import program as ir
 from poptorch._ir import slots, verify
+from poptorch._ir.blocks import Label, Stage, StagePass, relabel
 from poptorch._ir.bundle import Bundle
 from poptorch._ir.graph import Graph, SlotFunction
 from poptorch._ir.loops import Loops
+from poptorch._ir.plan import Layout
 from poptorch._ir.program import Emit, Program, Run, Scatter, State
 from poptorch._ir.spec import Output, Spec
 from poptorch.enums import OutputMode
@@ -104,6 +106,15 @@ def with_inputs(*inputs: slots.Slot) -> Graph:
 def test_a_broken_graph_is_found(rule: str, broken: Callable[[], Graph]) -> None:
     with expect(rule):
         verify.verify_graph(broken())
+
+
+def test_an_operator_of_an_unknown_stage_is_found() -> None:
+    labelled = graph()
+    relabel(labelled.operators[0], Label(stage_pass=StagePass(2)))
+    layout = Layout((Stage(0, ("A",)),), depth=1, chips=1, reserved=1, graph=labelled)
+
+    with expect("L1"):
+        verify.verify_layout(layout)
 
 
 @pytest.mark.parametrize(

@@ -6,13 +6,19 @@ from .explain import Explanation, capture, explain, search
 from .forward import OverwriteContextManager, Request
 from .losses import LOSS_FUNCTIONS
 from .micro import Decision, Micro, hooks_of, say_narrowed
+from .purity import LONE_WRITES, WHOLE_WRITES
 from .python_state import Place, PythonState
 from .recompute import checkpoints, recomputed, with_fewer_checkpoints
+from .recorded_again import REPEATED_CALLS
 from .replaced import ModelTensor, tensors_of
 from .trace import forgetting_sources, untraced, without_data
 
+SHORTCUTS = (REPEATED_CALLS, LONE_WRITES, WHOLE_WRITES)
+"""Steps of a capture that only save time, so each of them can be left out."""
+
 __all__ = [
     "LOSS_FUNCTIONS",
+    "SHORTCUTS",
     "Decision",
     "Explanation",
     "Micro",

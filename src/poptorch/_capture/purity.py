@@ -18,6 +18,7 @@ from .._base.trees import dtypes_of, with_tensors
 from .._ir.blocks import line_of, note_on
 from .._ir.graph import copied, lazily
 from .._ir.operators import Operator, acts, may_view, writes
+from .._ir.passes import is_left_out
 from .._ir.symbolic import computes_size
 from .._ops import pure_forms
 from .._ops.draws import ORDER
@@ -28,14 +29,16 @@ from .whole_writes import IDENTITIES, make_whole_writes_pure
 
 aten = torch.ops.aten
 Tensors = Sequence[torch.Tensor]
+LONE_WRITES, WHOLE_WRITES = "lone writes", "whole writes"
 
 
 def pure(recorded: fx.GraphModule, mode: Any, stochastic: bool, runs: bool) -> fx.GraphModule:
     """Return a pure graph. Replaying takes two fifths of the time of a capture, and is done only if
     the recorded graph is not pure.
     """
-    _make_lone_writes_pure(recorded.graph)
-    if not stochastic:
+    if not is_left_out(LONE_WRITES):
+        _make_lone_writes_pure(recorded.graph)
+    if not stochastic and not is_left_out(WHOLE_WRITES):
         make_whole_writes_pure(recorded.graph, mode)
     if not stochastic and all(_stays(node, runs) for node in recorded.graph.nodes):
         result = copied(recorded)

@@ -24,7 +24,9 @@ from torch import fx
 
 from .._base import private
 from .._ir.operators import Operator, call_draws
+from .._ir.passes import is_left_out
 
+REPEATED_CALLS = "repeated calls"
 _HOST = torch.device("cpu")
 _NUMBERS = {
     int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format,
@@ -58,7 +60,7 @@ class _Recorded:
 def quickly(mode: Any) -> contextlib.AbstractContextManager[object]:
     """Within the block, record repeated calls on tensors of a mode quickly, in this thread."""
     cls, manager = private.optional("FakeTensor"), private.optional("in_kernel_invocation_manager")
-    if cls is None or manager is None:
+    if cls is None or manager is None or is_left_out(REPEATED_CALLS):
         return contextlib.nullcontext()
     calls, thread = _Calls(mode, cls, manager), threading.get_ident()
 

@@ -1,13 +1,10 @@
-"""Implement ``poptorch options`` and ``poptorch passes``: list options, and the passes of a
-compilation.
-"""
+"""Implement ``poptorch options``: list options."""
 
 from __future__ import annotations
 
 import argparse
 
 from .._base.errors import described
-from .._compile import passes_text
 from ..options import Options
 from ..options.overview import describe
 from .commands import Misuse
@@ -22,9 +19,4 @@ def options(chosen: argparse.Namespace) -> int:
         notes = [f"  {note}" for note in getattr(error, "__notes__", ())]
         raise Misuse("\n".join([described(error), *notes])) from None
     print(describe(shown, every=chosen.all))
-    return 0
-
-
-def passes(_: argparse.Namespace) -> int:
-    print(passes_text())
     return 0

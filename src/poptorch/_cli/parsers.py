@@ -47,11 +47,29 @@ def _add_passes(commands: Any) -> None:
     parser = add(
         commands,
         "passes",
-        "list the passes of a compilation, in order",
-        "poptorch passes",
+        "list the passes of a compilation, or show what each one changes",
+        "poptorch passes\npoptorch passes model.py:train --diff\n"
+        "poptorch passes --without lanes --diff train.py --epochs 1",
+        "With a script, it runs, or is imported and its function called, until it first compiles\n"
+        "or calls a wrapped model. The command prints how many lines of the program each pass\n"
+        "adds and removes, and ends the script.\n\n"
         "With POPTORCH_LOG_LEVEL=DEBUG, a compilation logs how long each pass takes.",
     )
-    parser.set_defaults(run=_later("listings", "passes"))
+    add_passes_options(parser)
+    parser.add_argument("script", nargs="?", default="", help="a file, or file:function")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="arguments of the script")
+    parser.set_defaults(run=_later("passes", "passes"))
+
+
+def add_passes_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--diff", action="store_true", help="also print these lines")
+    parser.add_argument(
+        "--without",
+        action="append",
+        default=[],
+        metavar="PASS",
+        help=("leave out a pass that can be left out; you can use this option several times"),
+    )
 
 
 def _add_cache(commands: Any) -> None:

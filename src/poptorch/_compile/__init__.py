@@ -1,7 +1,6 @@
 """Call the other rooms in order: capture, build, place, schedule, compile."""
 
 from .cache import differences, flat_fields, store_of
-from .passes import passes_text
 from .pipeline import Compiled, compile, with_stages, wrapped
 from .remainder import Remainder
 from .sizes import Earlier

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 
@@ -17,12 +17,22 @@ from .._ir import graph_json
 from .._ir.closeness import Difference
 from .._ir.graph import Graph
 from .._ir.loops import Lanes
+from .._ir.passes import leaving_out
 from .._ir.spec import OptimSpec
+from .._ir.symbolic import NotSymbolic
 from .cache import Store
 
 OFF, WARN, ERROR = "off", "warn", "error"
 _SHOWN = 4  # largest number of differences in a message
 _SHARE = 0.5  # share of the free memory that a check may use
+
+
+Micro = _capture.Micro
+Again = Callable[[], Micro]
+
+
+def _as_it_is(micro: Micro) -> Micro:
+    return micro
 
 
 class EagerCheck:
@@ -42,28 +52,41 @@ class EagerCheck:
     def is_on(self) -> bool:
         return self._mode != OFF
 
+    @property
+    def before(self) -> _capture.PythonState | None:
+        """The attributes of the model before it was captured, if there is a check."""
+        return self._before
+
     def before_capture(self) -> _capture.PythonState:
         """Return the attributes of the model, and keep them if there will be a check."""
         before = _capture.PythonState([self._request.module, self._request.users])
         self._before = before if self.is_on else None
         return before
 
-    def micro_batch(self, micro: _capture.Micro) -> None:
-        """Compare one micro-batch with eager PyTorch.
+    def micro_batch(
+        self, micro: Micro, again: Again, at_hand: Callable[[Micro], Micro] = _as_it_is
+    ) -> Micro:
+        """Compare one micro-batch with eager PyTorch. Return the graph that agrees, if one does.
+
+        Args:
+            micro: what was captured.
+            again: captures once more. If a step of the capture changes the results, the model is
+                captured without this step.
+            at_hand: returns a graph with values for the sizes of the request.
 
         Raises:
             Error: they disagree, and the options turn this into an error.
         """
         if self._before is None:
-            return
+            return micro
         self._key = _key_of(micro.graph)
         if self._is_known(""):
-            return
+            return micro
         needed, free = _needed(micro.graph), available_memory()
         if needed > _SHARE * free:
             self._skip(f"it would need {needed >> 20} MiB, but only {free >> 20} MiB are free")
-            return
-        check = _eager.Check(self._request, micro, self._before)
+            return micro
+        check = _eager.Check(self._request, at_hand(micro), self._before)
         try:
             finding = check.micro_batch()
             if micro.lost:
@@ -71,13 +94,36 @@ class EagerCheck:
             next_run = None if finding is not None else check.next_run()
         except _eager.Skipped as skipped:
             self._skip(str(skipped))
-            return
+            return micro
         if finding is not None:
+            for name, other in self._without_a_step(again, self._before):
+                if self._agrees(at_hand(other), self._before):
+                    self._react(_wrong_pass(name, finding))
+                    return other
             self._react(_disagreement(finding))
         elif next_run is not None:
             self._react(_state_in_attributes(next_run))
         else:
             self._note("")
+        return micro
+
+    @staticmethod
+    def _without_a_step(again: Again, before: _capture.PythonState) -> Iterator[tuple[str, Micro]]:
+        for name in _capture.SHORTCUTS:
+            try:
+                with leaving_out([name]), before.once_more():
+                    micro = again()
+            except (Error, NotSymbolic) as error:
+                log.engine.debug("The model cannot be captured without '%s': %s", name, error)
+            else:
+                yield name, micro
+
+    def _agrees(self, micro: Micro, before: _capture.PythonState) -> bool:
+        try:
+            return _eager.Check(self._request, micro, before).micro_batch() is None
+        except _eager.Skipped as skipped:
+            log.engine.debug("A capture without one step was not compared: %s", skipped)
+            return False
 
     def update(self, optim: OptimSpec | None, optimizer: _eager.EagerOptimizer | None) -> None:
         """Compare some updates with those of the user's own optimizer.
@@ -95,7 +141,7 @@ class EagerCheck:
         if found:
             self._react(_updates_differ(type(optimizer.optimizer).__name__, found))
 
-    def lanes(self, micro: _capture.Micro, several: Graph, lanes: Lanes) -> bool:
+    def lanes(self, micro: Micro, several: Graph, lanes: Lanes) -> bool:
         """Return whether several micro-batches side by side agree with the same ones one after
         another.
 
@@ -124,7 +170,7 @@ class EagerCheck:
         self._react(_lanes_differ(found))
         return False
 
-    def _state(self, micro: _capture.Micro) -> Mapping[str, torch.Tensor]:
+    def _state(self, micro: Micro) -> Mapping[str, torch.Tensor]:
         state = {
             slot.key: self._request.tensors[slot.path].tensor.detach().to(slot.dtype)
             for slot in self._request.state
@@ -159,6 +205,19 @@ class EagerCheck:
 
     def _name(self, part: str) -> str | None:
         return None if self._key is None else f"{self._key}{part and f'-{part}'}"
+
+
+def _wrong_pass(name: str, finding: _eager.Finding) -> Error:
+    return Error(
+        "A pass of the compiler changes the results of this model",
+        got=f"{finding.got}\nwithout the pass '{name}' the program agrees with eager PyTorch",
+        where=finding.where,
+        fix=(
+            'you need not change anything: unless options.checkAgainstEager("error") is set, '
+            "the program is compiled without this pass",
+            "please report this defect of poptorch, with the model",
+        ),
+    )
 
 
 def _disagreement(finding: _eager.Finding) -> Error:

@@ -6,7 +6,7 @@ the graph, and the check against eager PyTorch may reject it.
 
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import dataclass, replace
 
 from .. import _capture, _lanes
 from .._base import log
@@ -43,18 +43,24 @@ LEAST_GAIN = 0.1
 # this many seconds, and weights are read from memory.
 _CALL = 5e-6
 
-Chosen = tuple[_capture.Micro, Lanes | None]
+
+@dataclass(frozen=True, eq=False)
+class Batched:
+    """What one run of a program's graph computes: one micro-batch, or several side by side."""
+
+    micro: _capture.Micro
+    lanes: Lanes | None = None  # what runs side by side, if anything
 
 
 def choose(
     micro: _capture.Micro, request: _capture.Request, spec: Spec, check: EagerCheck
-) -> Chosen:
+) -> Batched:
     """Return as many micro-batches side by side as are fast and fit the memory, or one."""
     length = spec.loops.accumulation if spec.training else spec.loops.iterations
     sequential = _why_sequential(request, spec)
     steps = 1 if sequential else _first_choice(length, request, spec)
     if sequential and not micro.exchanging:
-        return one_by_one(micro, spec, sequential), None
+        return one_by_one(micro, spec, sequential)
     try:
         saves = spec.training and not spec.lanes
         chosen = (_likely if saves else _within)(steps, length, micro, spec)
@@ -62,29 +68,29 @@ def choose(
         chosen = _within(more, length, micro, spec) if more else chosen
         if saves:
             chosen = _saving(chosen, length, micro, spec)
-        several, lanes = chosen
-        if lanes is None or check.lanes(micro, several.graph, lanes):
+        lanes = chosen.lanes
+        if lanes is None or check.lanes(micro, chosen.micro.graph, lanes):
             return chosen
         reason = "side by side they compute different results"
     except _lanes.NotVectorisable as error:
         log.engine.debug("Micro-batches run one after another: %s", error)
         reason = str(error)
-    return one_by_one(micro, spec, reason), None
+    return one_by_one(micro, spec, reason)
 
 
-def one_by_one(micro: _capture.Micro, spec: Spec, why: str) -> _capture.Micro:
+def one_by_one(micro: _capture.Micro, spec: Spec, why: str) -> Batched:
     if micro.exchanging and spec.loops.replicas > 1:
         raise _lanes.sequential_exchange(micro.graph, spec.loops.replicas, why)
     graph = _lanes.one_by_one(micro.graph, spec.loops.replicas)
-    return _with_graph(micro, graph, spec)
+    return Batched(_with_graph(micro, graph, spec))
 
 
 def _with_graph(micro: _capture.Micro, graph: Graph, spec: Spec) -> _capture.Micro:
     again = spec.training and spec.recompute
-    return dataclasses.replace(micro, graph=_capture.recomputed(graph) if again else graph)
+    return replace(micro, graph=_capture.recomputed(graph) if again else graph)
 
 
-def _within(steps: int, length: int, micro: _capture.Micro, spec: Spec) -> Chosen:
+def _within(steps: int, length: int, micro: _capture.Micro, spec: Spec) -> Batched:
     """Return this number of steps side by side, or fewer if the memory budget requires it."""
     budget = spec.lane_memory or default_budget()
     while steps * spec.loops.replicas > 1:
@@ -93,17 +99,17 @@ def _within(steps: int, length: int, micro: _capture.Micro, spec: Spec) -> Chose
         made = _with_graph(micro, graph, spec)
         peak = peak_bytes(made.graph)
         if spec.lanes or peak <= budget or (steps == 1 and micro.exchanging):
-            return made, lanes
+            return Batched(made, lanes)
         log.engine.debug(
             "%d lanes need %d bytes, which is more than the limit of %d", lanes.count, peak, budget
         )
         if steps == 1:
             break
         steps = _divisor(length, max(1, min(steps - 1, steps * budget // peak)))
-    return one_by_one(micro, spec, "they need too much memory side by side"), None
+    return one_by_one(micro, spec, "they need too much memory side by side")
 
 
-def _likely(steps: int, length: int, micro: _capture.Micro, spec: Spec) -> Chosen:
+def _likely(steps: int, length: int, micro: _capture.Micro, spec: Spec) -> Batched:
     """Return the graph of this number of steps side by side, or of fewer if that saves memory.
 
     The result is that of ``_saving``. Building a graph takes about as long as the capture, so the
@@ -123,24 +129,25 @@ def _likely(steps: int, length: int, micro: _capture.Micro, spec: Spec) -> Chose
         return next((each for each in choices if each * of_lane <= room), choices[-1])
 
     guess = most(micro.graph, 1)
-    made, lanes = _within(guess, length, micro, spec)
-    if lanes is None or lanes.steps != guess:
-        return made, lanes
-    right = most(made.graph, lanes.count)
-    return (made, lanes) if right <= guess else _within(right, length, micro, spec)
+    guessed = _within(guess, length, micro, spec)
+    if guessed.lanes is None or guessed.lanes.steps != guess:
+        return guessed
+    right = most(guessed.micro.graph, guessed.lanes.count)
+    return guessed if right <= guess else _within(right, length, micro, spec)
 
 
-def _saving(chosen: Chosen, length: int, micro: _capture.Micro, spec: Spec) -> Chosen:
+def _saving(chosen: Batched, length: int, micro: _capture.Micro, spec: Spec) -> Batched:
     """Return fewer lanes if they take much memory, and the last ones save little time."""
-    made, lanes = chosen
-    while lanes is not None and lanes.steps > 1 and peak_bytes(made.graph) > SAVED:
+    while (lanes := chosen.lanes) is not None and lanes.steps > 1:
+        if peak_bytes(chosen.micro.graph) <= SAVED:
+            break
         gain = _gain(lanes.steps, length, micro)
         if gain >= LEAST_GAIN:
             break
         text = "The last doubling to %d lanes gains %.0f %%, too little for its memory"
         log.engine.debug(text, lanes.steps, 100 * gain)
-        made, lanes = _within(_divisor(length, lanes.steps // 2), length, micro, spec)
-    return made, lanes
+        chosen = _within(_divisor(length, lanes.steps // 2), length, micro, spec)
+    return chosen
 
 
 def _gain(steps: int, length: int, micro: _capture.Micro) -> float:
@@ -184,15 +191,15 @@ def _first_choice(length: int, request: _capture.Request, spec: Spec) -> int:
     return _divisor(length, max(1, MOST_ROWS // max(1, rows)))
 
 
-def _more(chosen: Chosen, wanted: int, length: int, spec: Spec) -> int:
+def _more(chosen: Batched, wanted: int, length: int, spec: Spec) -> int:
     """Return how many more steps than chosen fit the caches; 0 if the chosen ones do not."""
-    micro, lanes = chosen
+    graph, lanes = chosen.micro.graph, chosen.lanes
     memory = min(CACHED, spec.lane_memory or default_budget())
     steps = 1 if lanes is None else lanes.steps
     if steps < wanted:
         return 0
-    shared = sum(slot.bytes for slot in micro.graph.gradients)
-    of_lanes = max(1, peak_bytes(micro.graph) - shared)
+    shared = sum(slot.bytes for slot in graph.gradients)
+    of_lanes = max(1, peak_bytes(graph) - shared)
     more = _divisor(length, min(MOST_STEPS, steps * max(0, memory - shared) // of_lanes))
     return more if more > steps else 0
 

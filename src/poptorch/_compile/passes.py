@@ -1,105 +1,100 @@
-"""List the passes of a compilation in the order in which they run."""
+"""List the passes of a compilation in the order in which they run, and run them.
+
+Compiling, estimating and dividing a program into stages run the same list, up to different points.
+The result of every pass is verified.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+import contextlib
+from collections.abc import Callable, Collection, Iterator
+from contextvars import ContextVar
 
 from .. import _capture, _place
 from .._base import log, timing
 from .._base.errors import Error
 from .._base.tables import table
+from .._base.threads import holding
 from .._eager import EagerOptimizer
-from .._ir import verify
-from .._ir.bundle import Bundle
-from .._ir.graph import Graph
-from .._ir.loops import Lanes
-from .._ir.plan import Layout, Plan, Staged
-from .._ir.program import Program, Shard
+from .._ir.passes import Pass, is_left_out, parameters
+from .._ir.plan import Layout, Staged
+from .._ir.program import Program
 from .._ir.slots import Kind
 from .._ir.spec import OptimSpec, Spec, Strategy
 from ..enums import OutputMode
 from . import build, lanes, sizes, staged, weights
+from .compilation import Compilation
 from .eager import EagerCheck
+from .lanes import Batched
 from .remainder import CheckOf, Remainder
 from .remainder import capture as capture_remainder
+from .verifying import graphs_in, verify_made
+from .weights import FlatParameters
 
 
-@dataclass(eq=False)
-class Draft:
-    request: _capture.Request
-    spec: Spec
-    optim: OptimSpec | None  # None in inference
-    by_stages: bool  # whether the backend runs stage by stage, one micro-batch at a time
-    check: EagerCheck
-    eager_optimizer: EagerOptimizer | None = None
-    remainder: Remainder | None = None  # what is captured instead of the request, if anything
-    check_of: CheckOf = EagerCheck.off
-    earlier: sizes.Earlier | None = None  # for symbolic sizes: what differs in sizes alone
-    one: _capture.Micro = field(init=False)  # a single micro-batch, as it was captured
-    micro: _capture.Micro = field(init=False)  # the single micro-batch, or several side by side
-    lanes: Lanes | None = None  # what runs side by side in ``micro``
-    layout: Layout = field(init=False)  # its graph is that of ``micro``, with stages in its labels
-    # the graph of the layout, over bundles of small weights if these save time
-    graph: Graph = field(init=False)
-    bundled: OptimSpec | None = None  # the optimizer over these bundles
-    bundles: tuple[Bundle, ...] = ()  # the weights that share a storage
-    shards: tuple[Shard, ...] = ()  # the bundles of which each process updates a part
-    program: Program = field(init=False)
-    staged: Staged | None = None  # the program cut into stages, for backends that run these
-
-    def plan(self) -> Plan:
-        return Plan(self.program, self.spec, self.layout, self.staged)
-
-
-@dataclass(frozen=True)
-class Pass:
-    name: str
-    room: str  # the room that does the work
-    changes: tuple[str, ...]  # attributes of the draft; empty for a check
-    run: Callable[[Draft], None]
-
-    @property
-    def does(self) -> str:
-        sentence = " ".join((self.run.__doc__ or "").split()).rstrip(".")
-        return sentence[:1].lower() + sentence[1:]
-
-
-def capture(draft: Draft) -> None:
+def capture(
+    request: _capture.Request,
+    spec: Spec,
+    check: EagerCheck,
+    remainder: Remainder | None,
+    check_of: CheckOf,
+) -> _capture.Micro:
     """Trace forward, loss and backward of one micro-batch."""
-    if draft.remainder is None:
-        draft.one = _capture.capture(draft.request, draft.check.before_capture())
-    else:
-        draft.one = capture_remainder(draft.remainder, draft.spec, draft.check_of)
+    if remainder is None:
+        return _capture.capture(request, check.before_capture())
+    return capture_remainder(remainder, spec, check_of)
 
 
-def check_sizes(draft: Draft) -> None:
+def check_sizes(
+    micro: _capture.Micro, request: _capture.Request, earlier: sizes.Earlier | None
+) -> None:
     """Check that symbolic sizes lead to the same operators as numbers."""
-    if draft.one.conditions is not None:
-        sizes.prove(draft.one, draft.request, draft.earlier)
+    if micro.conditions is not None:
+        sizes.prove(micro, request, earlier)
 
 
-def check_against_eager(draft: Draft) -> None:
+def check_against_eager(
+    micro: _capture.Micro,
+    request: _capture.Request,
+    earlier: sizes.Earlier | None,
+    check: EagerCheck,
+    optim: OptimSpec | None,
+    eager_optimizer: EagerOptimizer | None,
+) -> _capture.Micro:
     """Compare the graph and the update with eager PyTorch, on the first micro-batch of the call."""
-    draft.check.micro_batch(sizes.at_hand(draft.one, draft.request))
-    draft.check.update(draft.optim, draft.eager_optimizer)
+
+    def again() -> _capture.Micro:
+        made = _capture.capture(request, check.before)
+        check_sizes(made, request, earlier)
+        return made
+
+    agreeing = check.micro_batch(micro, again, lambda each: sizes.at_hand(each, request))
+    check.update(optim, eager_optimizer)
+    return agreeing
 
 
-def put_side_by_side(draft: Draft) -> None:
+def put_side_by_side(
+    micro: _capture.Micro,
+    request: _capture.Request,
+    spec: Spec,
+    check: EagerCheck,
+    by_stages: bool,
+) -> Batched:
     """Turn the graph into several micro-batches side by side, if this is correct and saves time."""
-    if draft.one.conditions is not None:
-        draft.micro = lanes.one_by_one(draft.one, draft.spec, "their sizes are symbolic")
-    elif draft.by_stages:
-        stages = "blocks on chips run one micro-batch at a time"
-        draft.micro = lanes.one_by_one(draft.one, draft.spec, stages)
-    else:
-        draft.micro, draft.lanes = lanes.choose(draft.one, draft.request, draft.spec, draft.check)
+    if micro.conditions is not None:
+        return lanes.one_by_one(micro, spec, "their sizes are symbolic")
+    if by_stages:
+        return lanes.one_by_one(micro, spec, "blocks on chips run one micro-batch at a time")
+    return lanes.choose(micro, request, spec, check)
 
 
-def check_overlap(draft: Draft) -> None:
+def one_after_another(micro: _capture.Micro, spec: Spec) -> Batched:
+    return lanes.one_by_one(micro, spec, "the pass is left out")
+
+
+def check_overlap(batched: Batched, spec: Spec) -> None:
     """Check that the settings allow overlapped inputs and outputs."""
-    spec = draft.spec
-    if not draft.micro.overlaps:
+    if not batched.micro.overlaps:
         return
     if spec.placement.strategy is Strategy.PIPELINED:
         raise Error(
@@ -121,53 +116,64 @@ def check_overlap(draft: Draft) -> None:
         )
 
 
-def place(draft: Draft) -> None:
+def place(batched: Batched, spec: Spec) -> Layout:
     """Assign blocks to stages and chips. Labels of operators then say in which pass they run."""
-    draft.layout = _place.place(draft.micro.graph, draft.micro.visits, draft.spec)
-    _place.log_layout(draft.layout, draft.spec)
+    layout = _place.place(batched.micro.graph, batched.micro.visits, spec)
+    _place.log_layout(layout, spec)
+    return layout
 
 
-def shard(draft: Draft) -> None:
+def shard(layout: Layout, spec: Spec, optim: OptimSpec | None, by_stages: bool) -> FlatParameters:
     """Let each of several processes keep a part of the optimizer's state, if the options say so."""
-    draft.graph, draft.bundled = draft.layout.graph, draft.optim
-    if draft.optim is not None:
-        draft.bundled, draft.shards = weights.sharded(
-            draft.graph, draft.spec, draft.optim, draft.by_stages
-        )
-        draft.bundles = tuple(each.whole for each in draft.shards)
+    if optim is None:
+        return FlatParameters(layout.graph, None)
+    over, shards = weights.sharded(layout.graph, spec, optim, by_stages)
+    return FlatParameters(layout.graph, over, tuple(each.whole for each in shards), shards)
 
 
-def bundle_weights(draft: Draft) -> None:
+def whole_state(layout: Layout, optim: OptimSpec | None) -> FlatParameters:
+    return FlatParameters(layout.graph, optim)
+
+
+def bundle_weights(flat: FlatParameters, spec: Spec, by_stages: bool) -> FlatParameters:
     """Join small weights that are updated together in one storage."""
-    if draft.bundled is not None and not draft.by_stages:  # on chips, they are stored separately
-        draft.graph, draft.bundled, small = weights.bundled(draft.graph, draft.spec, draft.bundled)
-        draft.bundles += small
+    if flat.optim is None or by_stages:  # on chips, they are stored separately
+        return flat
+    graph, optim, small = weights.bundled(flat.graph, spec, flat.optim)
+    return FlatParameters(graph, optim, (*flat.bundles, *small), flat.shards)
 
 
-def build_program(draft: Draft) -> None:
+def single_weights(flat: FlatParameters) -> FlatParameters:
+    return flat
+
+
+def build_program(flat: FlatParameters, batched: Batched, spec: Spec, by_stages: bool) -> Program:
     """Join forward, backward, accumulation and update, and add the loops around them."""
-    if draft.bundled is None:
-        draft.program = build.inference_program(draft.graph, draft.spec, draft.lanes)
-    else:
-        draft.program = build.training_program(
-            draft.graph, draft.spec, draft.bundled, draft.lanes, draft.bundles, draft.shards,
-            early=not (draft.by_stages or draft.micro.exchanging),
-        )  # fmt: skip
+    if flat.optim is None:
+        return build.inference_program(flat.graph, spec, batched.lanes)
+    return build.training_program(
+        flat.graph,
+        spec,
+        flat.optim,
+        batched.lanes,
+        flat.bundles,
+        flat.shards,
+        early=not (by_stages or batched.micro.exchanging),
+    )
 
 
-def check_broadcast(draft: Draft) -> None:
+def check_broadcast(program: Program, request: _capture.Request, spec: Spec) -> None:
     """Check that replicas agree on the buffers that forward changes."""
-    spec = draft.spec
     alone = spec.loops.input_groups == 1 and not spec.trains_together
     if alone or not spec.broadcast_buffers:
         return
     changed = {
         slot.path
-        for graph in draft.program.graphs.values()
+        for graph in program.graphs.values()
         for slot in graph.outputs
         if slot.kind is Kind.BUFFER and slot.key in graph.updates
     }
-    for path, tied in draft.request.tensors.items():
+    for path, tied in request.tensors.items():
         if path in changed and not tied.is_statistic:
             raise Error(
                 "PopTorch does not support broadcasting buffers that the model changes",
@@ -176,49 +182,109 @@ def check_broadcast(draft: Draft) -> None:
             )
 
 
-def stage(draft: Draft) -> None:
+def stage(layout: Layout, spec: Spec, optim: OptimSpec | None, by_stages: bool) -> Staged | None:
     """Cut a graph for each pass and schedule the passes, for backends that run stage by stage."""
-    if draft.by_stages:
-        draft.staged = staged.stage(draft.layout, draft.spec, draft.optim)
-
-
-def check_plan(draft: Draft) -> None:
-    """Check the rules of programs and graphs."""
-    verify.verify_plan(draft.plan())
+    return staged.stage(layout, spec, optim) if by_stages else None
 
 
 PASSES = (
-    Pass("capture", "_capture", ("one",), capture),
-    Pass("check sizes", "_ir", (), check_sizes),
-    Pass("check against eager", "_eager", (), check_against_eager),
-    Pass("lanes", "_lanes", ("micro", "lanes"), put_side_by_side),
-    Pass("check overlap", "_compile", (), check_overlap),
-    Pass("place", "_place", ("layout",), place),
-    Pass("shard", "_compile", ("graph", "bundled", "bundles", "shards"), shard),
-    Pass("bundle", "_update", ("graph", "bundled", "bundles"), bundle_weights),
-    Pass("build", "_update", ("program",), build_program),
-    Pass("check broadcast", "_compile", (), check_broadcast),
-    Pass("stage", "_place, _schedule", ("staged",), stage),
-    Pass("check plan", "_ir", (), check_plan),
+    Pass("capture", "_capture", capture, "micro", parts=_capture.SHORTCUTS),
+    Pass("check sizes", "_ir", check_sizes),
+    Pass("check against eager", "_eager", check_against_eager, "micro"),
+    Pass("lanes", "_lanes", put_side_by_side, "batched", without=one_after_another),
+    Pass("check overlap", "_compile", check_overlap),
+    Pass("place", "_place", place, "layout"),
+    Pass("shard", "_compile", shard, "flat", without=whole_state),
+    Pass("bundle", "_update", bundle_weights, "flat", without=single_weights),
+    Pass("build", "_update", build_program, "program"),
+    Pass("check broadcast", "_compile", check_broadcast),
+    Pass("stage", "_place, _schedule", stage, "staged"),
 )
 
+MADE = tuple(dict.fromkeys(each.makes for each in PASSES if each.makes is not None))
+"""Values that passes make."""
 
-def run(draft: Draft) -> Iterator[float]:
-    for number, each in enumerate(PASSES, 1):
+Seen = Callable[[Pass, Compilation, Compilation], object]
+_observer: ContextVar[Seen | None] = ContextVar("poptorch_observer", default=None)
+
+
+def observed(seen: Seen) -> contextlib.AbstractContextManager[None]:
+    """Within the block, call a function after each pass, with the values before and after it."""
+    return holding(_observer, seen)
+
+
+def run(
+    compilation: Compilation,
+    stop: str | None = None,
+    progress: Callable[[float], object] = lambda share: None,
+) -> Compilation:
+    """Run the passes and return what they have made.
+
+    Args:
+        compilation: what is given. Values that it already has are not made again.
+        stop: the name of the last pass; only it and what it needs runs. None for all passes.
+        progress: called after each pass with the share of passes that have run.
+    """
+    chosen = PASSES if stop is None else [*_needed(compilation, stop)][::-1]
+    verified = {graph for name in MADE for graph in graphs_in(getattr(compilation, name))}
+    for number, each in enumerate(chosen, 1):
         log.trace("Pass %s", each.name)
+        before = compilation
         with timing.part(each.name):
-            each.run(draft)
-        if "micro" in each.changes:
-            log.trace("%s", draft.micro.graph)
-        if "graph" in each.changes:
-            log.trace("%s", draft.graph)
-        yield number / len(PASSES)
+            compilation = _after(each, before)
+            if each.makes is not None:
+                for graph in verify_made(getattr(compilation, each.makes), verified):
+                    log.trace("%s", graph)
+        if (seen := _observer.get()) is not None:
+            seen(each, before, compilation)
+        progress(number / len(chosen))
+    return compilation
+
+
+def _after(each: Pass, before: Compilation) -> Compilation:
+    left_out = each.without is not None and is_left_out(each.name)
+    function = each.without if left_out and each.without is not None else each.function
+    needs = parameters(function) if left_out else each.needs
+    made = function(**{name: getattr(before, name) for name in needs})
+    return before if each.makes is None else before.having(each.makes, made)
+
+
+def _needed(compilation: Compilation, stop: str) -> Iterator[Pass]:
+    """Yield the pass with this name and all that have to run before it, the last one first."""
+    (last,) = (at for at, each in enumerate(PASSES) if each.name == stop)
+    needs = set[str]()
+    for each in reversed(PASSES[: last + 1]):
+        is_made = each.makes is None or getattr(compilation, each.makes) is not None
+        if each.name == stop or (each.makes in needs and not is_made):
+            needs |= {*each.needs}
+            yield each
+
+
+def check_names(names: Collection[str]) -> None:
+    """Raise an error unless passes with these names can be left out."""
+    known = [name for each in PASSES for name in each.optional]
+    for name in names:
+        if name not in known:
+            raise Error(
+                "This pass cannot be left out",
+                got=repr(name),
+                fix=f"use one of {', '.join(known)}",
+            )
 
 
 def passes_text() -> str:
-    head = ["", "pass", "room", "changes", "what it does"]
+    head = ["", "pass", "room", "needs", "makes", "can be left out", "what it does"]
+    made = {each.makes for each in PASSES}
     rows = [
-        [str(number), each.name, each.room, ", ".join(each.changes) or "-", each.does]
+        [
+            str(number),
+            each.name,
+            each.room,
+            ", ".join(name for name in each.needs if name in made) or "-",
+            each.makes or "-",
+            ", ".join(each.optional) or "-",
+            each.does,
+        ]
         for number, each in enumerate(PASSES, 1)
     ]
     return "\n".join(table([head, *rows]))

@@ -21,6 +21,7 @@ from .._ir.plan import Plan
 from .._ir.slots import Kind
 from .._ir.spec import OptimSpec, Spec
 from . import agreement, cache, passes, registry
+from .compilation import Compilation
 from .eager import EagerCheck
 from .remainder import Remainder
 from .sizes import Earlier
@@ -87,20 +88,21 @@ def compile(
     store, facts = cache.store_of(spec.runtime.cache_dir), None
     mode = "off" if spec.target.synthetic_data else spec.runtime.check
     check = EagerCheck(request, mode, store)
-    draft = passes.Draft(
-        request,
-        spec,
-        optim,
-        registry.works_by_stages(backend),
-        check,
-        eager_optimizer,
-        remainder,
-        lambda part: EagerCheck(part, mode, store),
-        earlier=earlier,
+    compilation = passes.run(
+        Compilation(
+            request,
+            spec,
+            optim,
+            registry.works_by_stages(backend),
+            check,
+            eager_optimizer,
+            remainder,
+            lambda part: EagerCheck(part, mode, store),
+            earlier,
+        ),
+        progress=lambda share: progress(0.02 + 0.28 * share),
     )
-    for share in passes.run(draft):
-        progress(0.02 + 0.28 * share)
-    plan, micro = draft.plan(), draft.one
+    plan, micro = compilation.plan(), compilation.micro
     placed(plan.layout.reserved)
     log.engine.debug("Program:\n%s", plan.program)
     _export(plan)
@@ -139,13 +141,11 @@ def with_stages(
 ) -> Plan:
     """Return a plan that also contains its stages, for one micro-batch at a time."""
     unchecked = EagerCheck.off(request)
-    draft = passes.Draft(request, plan.spec, optim, True, unchecked)
-    draft.layout, draft.one = plan.layout, micro
-    if plan.program.lanes is not None:
-        passes.put_side_by_side(draft)
-        passes.place(draft)
-    passes.stage(draft)
-    return dataclasses.replace(plan, layout=draft.layout, staged=draft.staged)
+    compilation = Compilation(request, plan.spec, optim, True, unchecked, micro=micro)
+    if plan.program.lanes is None:
+        compilation = compilation.having("layout", plan.layout)
+    made = passes.run(compilation, stop="stage")
+    return dataclasses.replace(plan, layout=made.layout, staged=made.staged)
 
 
 def _export(plan: Plan) -> None:

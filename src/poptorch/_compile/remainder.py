@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -77,7 +78,7 @@ def capture(remainder: Remainder, spec: Spec, check_of: CheckOf) -> _capture.Mic
     for request, count in zip(remainder.requests, remainder.counts, strict=True):
         check = check_of(request)
         micro = _capture.capture(request, check.before_capture())
-        check.micro_batch(micro)
+        micro = check.micro_batch(micro, partial(_capture.capture, request, check.before))
         if micro.exchanging:
             raise Error(
                 "Replicas that exchange tensors cannot share a short batch",
@@ -124,8 +125,8 @@ def _side_by_side(
         return micro.graph, None
     loops = Loops(accumulation=count) if spec.training else Loops(iterations=count)
     own = replace(spec, loops=loops, recompute=False)
-    several, together = lanes.choose(micro, request, own, check)
-    return (micro.graph if together is None else several.graph), together
+    batched = lanes.choose(micro, request, own, check)
+    return (micro if batched.lanes is None else batched.micro).graph, batched.lanes
 
 
 def _with_common_constants(micro: _capture.Micro, first: _capture.Micro) -> _capture.Micro:

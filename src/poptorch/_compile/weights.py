@@ -5,7 +5,7 @@ process.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from .. import _update
 from .._base import log
@@ -25,6 +25,16 @@ LARGEST = 1 << 15
 FEWEST_ELEMENTS = 8192
 _BY_ELEMENT = "{}.step does not update every weight element by element"
 _WHOLE, _PART = "~whole.", "~part."
+
+
+@dataclass(frozen=True, eq=False)
+class FlatParameters:
+    """The graph of a layout over the tensors that are updated together."""
+
+    graph: Graph
+    optim: OptimSpec | None  # the optimizer over these tensors; None in inference
+    bundles: tuple[Bundle, ...] = ()  # the weights that share a storage
+    shards: tuple[Shard, ...] = ()  # the bundles of which each process updates a part
 
 
 def bundled(

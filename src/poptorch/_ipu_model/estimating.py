@@ -10,6 +10,7 @@ from torch import fx
 from .. import _capture, _lanes, _place
 from .._base.threads import one_at_a_time
 from .._compile import build, passes, registry, staged
+from .._compile.compilation import Compilation
 from .._compile.eager import EagerCheck
 from .._cost.links import Exchanged, Link
 from .._cost.operations import flops_of
@@ -112,18 +113,15 @@ def exchanged(captured: Capture, spec: Spec, link: Link) -> Exchanged:
     """Return what an update exchanges if such a link connects processes on different machines."""
     spec = replace(spec, target=replace(spec.target, link=(link.latency, link.bandwidth)))
     by_stages = registry.works_by_stages(registry.choose(spec.target.backend))
-    unchecked = EagerCheck.off(captured.request)
-    draft = passes.Draft(captured.request, spec, captured.optim, by_stages, unchecked)
-    draft.one = captured.micro
-    for each in (
-        passes.put_side_by_side, passes.place, passes.shard, passes.bundle_weights,
-        passes.build_program,
-    ):  # fmt: skip
-        each(draft)
+    unchecked, micro = EagerCheck.off(captured.request), captured.micro
+    program = passes.run(
+        Compilation(captured.request, spec, captured.optim, by_stages, unchecked, micro=micro),
+        stop="build",
+    ).program
     early: list[float] = []
     late: list[tuple[float, ...]] = []
     gathered: list[float] = []
-    for node in draft.program.walk():
+    for node in program.walk():
         if isinstance(node, Scatter):
             late.append(tuple(whole.bytes for whole, _ in node.pairs))
         elif isinstance(node, Gather):
@@ -134,7 +132,7 @@ def exchanged(captured: Capture, spec: Spec, link: Link) -> Exchanged:
                 late.append(tuple(sizes))
             else:
                 early += sizes
-    work = {name: _flops(graph.module.graph) for name, graph in draft.program.graphs.items()}
+    work = {name: _flops(graph.module.graph) for name, graph in program.graphs.items()}
     left = work.get(build.LEFT, 0) / max(1, sum(work.values())) if early else 0.0
     return Exchanged(tuple(early), tuple(late), tuple(gathered), left, spec.loops.iterations)
 

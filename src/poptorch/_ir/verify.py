@@ -10,9 +10,10 @@ from collections.abc import Iterable
 import torch
 
 from ..enums import OutputMode
+from .blocks import pass_of
 from .graph import Graph
 from .operators import writes
-from .plan import Plan
+from .plan import Layout
 from .program import Emit, Gather, Program, Reduce, Repeat, Run, Scatter, State
 from .slots import Kind, Slot
 from .spec import Spec
@@ -24,6 +25,7 @@ RULES = {
     "G4": "a slot has the shape and dtype of the traced value that it names",
     "G5": "an updated state tensor keeps its shape and dtype",
     "G6": "a state tensor that a graph writes is one of its inputs: other outputs update nothing",
+    "L1": "the label of an operator names a stage of the layout",
     "P1": "a program ends with its only emit",
     "P2": "every run names a graph of the program, and every graph is run",
     "P3": "a repeat has a count of at least 1 and a body",
@@ -68,10 +70,23 @@ def verify_graph(graph: Graph) -> None:
             raise _broken("G6", f"graph {graph.name}: {slot}")
 
 
+def verify_layout(layout: Layout) -> None:
+    for node in layout.graph.operators:
+        stage_pass = pass_of(node)
+        if stage_pass is not None and stage_pass.stage not in range(len(layout.stages)):
+            raise _broken("L1", f"{node.format_node()} runs in {stage_pass}")
+
+
 def verify_program(program: Program) -> None:
     prepare = program.prepare
     for graph in (*program.graphs.values(), *([prepare] if prepare is not None else [])):
         verify_graph(graph)
+    verify_body(program)
+
+
+def verify_body(program: Program) -> None:
+    """Verify the loops of a program whose graphs were verified."""
+    prepare = program.prepare
     emits = len(list(program.nodes(Emit)))
     if emits != 1:
         raise _broken("P1", f"{emits} emits")
@@ -124,8 +139,3 @@ def verify_state(state: State, program: Program) -> None:
             raise _broken("T1", f"{slot} against {None if tensor is None else tuple(tensor.shape)}")
         if tensor.dtype != slot.dtype:
             raise _broken("T1", f"{slot} against {tensor.dtype}")
-
-
-def verify_plan(plan: Plan) -> None:
-    verify_spec(plan.spec)
-    verify_program(plan.program)
