@@ -144,7 +144,7 @@ ROOMS = {
     "capture": {"_session"}, "cli": {"_cpu", "_ipu_model", "_migrate", "_pod"},
     "cpu": {"_capture", "_compile", "_ops"}, "layers": {"_cpu"}, "ops": {"_cpu"},
     "compile": {"_capture", "_cli", "_cpu", "_place"}, "conformance": {"_compile", "_session"},
-    "examples": {"_compile"}, "export": {"_cli"}, "harden": {"_capture"},
+    "eager": {"_capture"}, "examples": {"_compile"}, "export": {"_cli"}, "harden": {"_capture"},
     "helpers": {"_capture", "_cli", "_compile", "_cpu", "_job", "_lanes", "_ops", "_place"},
     "ir": {"_compile", "_schedule"}, "lanes": {"_capture", "_compile"}, "place": {"_cost"},
     "options": {"_cli", "_compile", "_job", "_pod", "_systems"},

@@ -309,6 +309,12 @@ def wrong_writes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(whole_writes._PURE, aten.mul_.Tensor, aten.div.Tensor)
 
 
+@pytest.fixture
+def warning_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A difference is a warning, as it is for users."""
+    monkeypatch.delenv("POPTORCH_CHECK_AGAINST_EAGER")
+
+
 def test_a_wrong_pass_is_named(wrong_writes: None) -> None:
     message = error_of(Two(doubling_in_place))
 
@@ -322,23 +328,22 @@ def test_the_message_on_a_wrong_pass_says_what_differs(wrong_writes: None) -> No
 
 
 def test_the_program_is_compiled_without_a_wrong_pass(
-    wrong_writes: None, caplog: pytest.LogCaptureFixture
+    wrong_writes: None, warning_only: None, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = Two(doubling_in_place)
     x = torch.randn(4, 3)
     expected, _ = model(x)
 
-    out, _ = poptorch.inferenceModel(model, checking("warn"))(x)
+    out, _ = poptorch.inferenceModel(model, options())(x)
 
     torch.testing.assert_close(out, expected.detach())
     assert caplog.text.count("A pass of the compiler changes the results") == 1
 
 
 def test_the_last_smaller_micro_batch_is_compiled_without_a_wrong_pass(
-    wrong_writes: None, caplog: pytest.LogCaptureFixture
+    wrong_writes: None, warning_only: None
 ) -> None:
-    function = Having(doubling_in_place)
-    model = poptorch.inferenceModel(function, checking("warn", iterations=2))
+    model = poptorch.inferenceModel(Having(doubling_in_place), options(iterations=2))
     x = torch.randn(4, 3)
     model(x)
 
@@ -354,17 +359,17 @@ def test_a_wrong_pass_that_changes_nothing_here_is_not_named(wrong_writes: None)
 
 
 def test_the_search_for_a_wrong_pass_leaves_attributes_as_forward_left_them(
-    wrong_writes: None,
+    wrong_writes: None, warning_only: None
 ) -> None:
     def change(self: Any, x: torch.Tensor) -> torch.Tensor:
         self.calls = getattr(self, "calls", 0) + 1
         return doubling_in_place(self, x)
 
-    model = Two(change)
+    executor = poptorch.inferenceModel(Two(change), options())
 
-    poptorch.inferenceModel(model, checking("warn"))(torch.randn(4, 3))
+    executor(torch.randn(4, 3))
 
-    assert model.calls == 1
+    assert executor.calls == 1
 
 
 @pytest.mark.parametrize("name", _capture.SHORTCUTS)
