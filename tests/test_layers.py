@@ -141,7 +141,7 @@ ROOMS = {
     "estimates": {"_cost", "_ipu_model", "_session"}, "ipu_model": {"_systems"},
     "pod": {"_systems"}, "pva": {"_ipu_model", "_systems"}, "sweep": {"_ops"},
     "backends": {"_compile", "_job", "_update"}, "base": {"_capture", "_compile", "_cpu"},
-    "capture": {"_session"}, "cli": {"_cpu", "_ipu_model", "_migrate", "_pod"},
+    "capture": {"_session"}, "cli": {"_compile", "_cpu", "_ipu_model", "_migrate", "_pod"},
     "cpu": {"_capture", "_compile", "_ops"}, "layers": {"_cpu"}, "ops": {"_cpu"},
     "compile": {"_capture", "_cli", "_cpu", "_place"}, "conformance": {"_compile", "_session"},
     "eager": {"_capture"}, "examples": {"_compile"}, "export": {"_cli"}, "harden": {"_capture"},
