@@ -82,7 +82,7 @@ SHOWN = {
     "mixed half-precision and float operands become float, or are refused": "capture/test_casting.py::test_mixed_operands_get_one_type",
     "recurrent layers need inputs and weights of one type": "capture/test_casting.py::test_weights_follow_the_activations_and_both_what_was_chosen",
     "labels are `int64`": "capture/test_casting.py::test_small_integers_half_buffers_and_labels_of_32_bits_mean_what_they_mean_in_torch",
-    "64-bit results stay 64-bit": "capture/test_casting.py::test_64_bit_types_come_back_as_32_bit_and_one_line_says_so",
+    "64-bit results stay 64-bit": "capture/test_casting.py::test_64_bit_types_come_back_as_32_bit",
     "gradients of several backward calls add up": "update/test_formulas.py::test_eight_micro_batches_of_four_equal_one_of_32",
     "`DataLoader(drop_last=False)` is the default": "test_dataloader.py::test_every_mode_yields_the_same_again_and_again",
     "a loss is a number": "session/test_outputs.py::test_results_have_the_shape_and_the_contents_of_their_output_mode",
