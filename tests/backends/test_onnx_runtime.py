@@ -1,0 +1,98 @@
+"""ONNX Runtime evaluates models, and what it cannot do is refused or runs elsewhere."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import poptorch
+import poptorch.testing
+from helpers.folded import Mixed, check_new_weights, compiled, same
+from helpers.wrapping import Having, normal, options, training
+from poptorch.backends import onnx_runtime
+
+pytestmark = pytest.mark.slow
+
+
+def test_a_model_is_evaluated_with_its_weights_and_with_new_ones() -> None:
+    model, x = Mixed().eval(), normal(2, 3, 6, 5)
+    executor = compiled(model, "onnxruntime")
+
+    same(executor, model, x)
+
+    assert "runs on the onnxruntime backend" in str(executor.plan())
+    check_new_weights(executor, model, x)
+
+
+def test_a_saved_model_is_evaluated(tmp_path: Path) -> None:
+    model, x = Mixed().eval(), normal(2, 3, 6, 5)
+    executor = compiled(model, "onnxruntime")
+    executor(x)
+
+    executor.save(tmp_path / "model.poptorch")
+
+    same(poptorch.load(tmp_path / "model.poptorch"), model, x)
+
+
+@pytest.mark.parametrize("check", ["inference", "results are new"])
+def test_it_conforms_to_the_protocol(check: str) -> None:
+    poptorch.testing.CONFORMANCE[check]("onnxruntime")
+
+
+def test_empty_tensors_and_transposed_weights_are_passed_on() -> None:
+    """A transposed weight is copied, and a constant comes after the input; ONNX drops the empty
+    tensor.
+    """
+    weight = nn.Parameter(normal(6, 4).t())
+    nothing, factors = torch.tensor([]), torch.tensor([1.0, 2, 3, 4, 5, 6])
+    model = Having(lambda m, x: torch.cat([nothing, x @ m.weight * factors]), weight=weight)
+    same(compiled(model, "onnxruntime"), model, normal(3, 4))
+
+
+@pytest.mark.compiling_fails
+def test_operators_that_onnx_lacks_run_on_the_reference_backend(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    same(compiled(Having(lambda m, x: torch.lgamma(x)), "onnxruntime"), torch.lgamma, normal(3))
+
+    said = "reference backend: A part of this program cannot be expressed in ONNX.*\n.*lgamma"
+    assert re.search(said, caplog.text)
+
+
+def refusal(executor: poptorch.PoplarExecutor) -> str:
+    with pytest.raises(poptorch.Error, match="can only run inference") as caught:
+        executor(normal(4, 6))
+    return str(caught.value)
+
+
+def test_training_is_refused() -> None:
+    model = Having(lambda m, x: poptorch.identity_loss(m.last(x), "mean"), last=nn.BatchNorm1d(6))
+    assert "a program that trains" in refusal(training(model, options("onnxruntime")))
+
+
+@pytest.mark.parametrize(
+    "does, forward",
+    [
+        ("draws random numbers", lambda m, x: F.dropout(x, training=True)),
+        ("changes buffer.last.running_mean, ", lambda m, x: m.last(x)),
+    ],
+)
+def test_inference_that_draws_or_writes_buffers_is_refused(
+    does: str, forward: Callable[..., Any]
+) -> None:
+    model = Having(forward, last=nn.BatchNorm1d(6))
+    executor = poptorch.inferenceModel(model, options("onnxruntime"))
+    assert f"a program that {does}" in refusal(executor)
+
+
+def test_without_the_extra_a_warning_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(onnx_runtime, "_NEEDED", ("absent",))
+    compiled(nn.Linear(3, 2), "onnxruntime")(normal(1, 3))
+    assert "needs absent: pip install 'poptorch[onnxruntime]'" in caplog.text

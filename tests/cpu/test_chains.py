@@ -1,0 +1,51 @@
+"""Pieces of a graph that are compiled once, and called n times, compute what the whole does."""
+
+import logging
+
+import pytest
+
+from helpers.compiled_graphs import check, graph
+from helpers.repeated_layers import (
+    COUNTING,
+    DRAWING,
+    DRAWING_IN_COLUMNS,
+    NINE_LAYERS,
+    TWO_ENCODERS,
+    Repeated,
+)
+from poptorch._cpu import repeats
+from poptorch._cpu.compiler import compile_graph
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True)
+def _small_pieces_pay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repeats, "LEAST_SAVED", 50)
+
+
+@pytest.mark.parametrize(
+    "repeated",
+    [
+        pytest.param(NINE_LAYERS, id="layers that train"),
+        pytest.param(TWO_ENCODERS, id="two encoders"),
+        pytest.param(DRAWING, id="layers that draw"),
+        pytest.param(COUNTING, id="layers that write buffers"),
+    ],
+)
+def test_pieces_compute_what_the_whole_graph_does(
+    repeated: Repeated, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.DEBUG, "poptorch:cpp"):
+        code = check(repeated.step, repeated.tensors())
+
+    assert code.kept is not None, "the code cannot be stored"
+    assert "Compiling each piece once: " in caplog.text
+    assert "without an optimisation" not in caplog.text
+
+
+def test_masks_in_column_order_are_read_in_that_order() -> None:
+    """Compiled code draws them row by row, which the next piece would not take."""
+    tensors = DRAWING_IN_COLUMNS.tensors()
+    code = compile_graph(*graph(DRAWING_IN_COLUMNS.step, tensors), tensors)
+    assert code.run([*tensors])[0].isfinite().all()
