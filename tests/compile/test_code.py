@@ -132,45 +132,101 @@ def test_users_with_different_keys_share_a_folder_of_code(
     assert caplog.text == ""
 
 
-def test_a_key_that_others_can_read_is_none(
-    store: cache.Store,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+@pytest.fixture
+def key_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the file of a key that is used from now on and has signed something."""
     path = tmp_path / "folder" / "key"
     monkeypatch.setenv("POPTORCH_KEY_FILE", str(path))
-    mine = keyed.digest("name", b"code")
-    assert path.stat().st_mode & 0o777 == 0o600
-    for spoil in (lambda: path.chmod(0o640), lambda: path.write_bytes(b"short"), path.unlink):
-        path.chmod(0o600)
-        spoil()
-        if not path.exists():
-            path.mkdir()
-        keyed._key.cache_clear()
-        caplog.clear()
-        assert store.function("key", None, Builder())([]) == [1]
-        assert not store.path("key").exists()
-        monkeypatch.setattr(cache, "_loaded", {})
-        assert len(caplog.records) == 1
-        assert "there is no key to sign it with" in caplog.text
-        assert keyed.digest("name", b"code") != mine
+    keyed.digest("name", b"code")
+    return path
 
 
-def test_the_users_folder_is_below_one_where_nobody_else_writes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_a_new_key_can_be_read_by_its_user_only(key_file: Path) -> None:
+    assert key_file.stat().st_mode & 0o777 == 0o600
+
+
+def put_a_folder_there(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+SPOILED: dict[str, Callable[[Path], Any]] = {
+    "others can read it": lambda path: path.chmod(0o640),
+    "it is too short": lambda path: path.write_bytes(b"short"),
+    "it is a folder": put_a_folder_there,
+}
+
+
+@pytest.mark.parametrize("spoil", SPOILED.values(), ids=SPOILED)
+def test_compiled_code_is_not_kept_if_the_key_cannot_be_used(
+    spoil: Callable[[Path], Any],
+    key_file: Path,
+    store: cache.Store,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    own = tmp_path / f"poptorch-code-{os.getuid()}"
+    spoil(key_file)
+    keyed._key.cache_clear()
+
+    result = store.function("key", None, Builder())([])
+
+    assert result == [1]
+    assert not store.path("key").exists()
+    (warning,) = caplog.messages
+    assert "there is no key to sign it with" in warning
+
+
+@pytest.mark.parametrize("spoil", SPOILED.values(), ids=SPOILED)
+def test_nothing_is_signed_with_a_key_that_cannot_be_used(
+    spoil: Callable[[Path], Any], key_file: Path
+) -> None:
+    before = keyed.digest("name", b"code")
+
+    spoil(key_file)
+    keyed._key.cache_clear()
+
+    assert keyed.digest("name", b"code") != before
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the folder for temporary files, of a process whose files everybody can write."""
     monkeypatch.setattr(folders, "temporary", lambda: str(tmp_path))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")
     before = os.umask(0)
-    for torchs in ("", str(tmp_path / "torchinductor_name")):  # as it sets it itself later on
-        monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", torchs)
-        assert cache.default_store().folder == own / "poptorch"
+    cache.default_store()
     os.umask(before)
-    assert own.stat().st_mode & 0o777 == 0o700
-    own.chmod(0o777)  # as somebody else may have made it
+    return tmp_path
+
+
+def own_folder(temporary: Path) -> Path:
+    return temporary / f"poptorch-code-{os.getuid()}"
+
+
+def test_compiled_code_is_in_a_folder_of_the_user(temporary: Path) -> None:
+    assert cache.default_store().folder == own_folder(temporary) / "poptorch"
+
+
+def test_a_folder_that_torch_chose_itself_does_not_move_the_users(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(temporary / "torchinductor_name"))
+
+    assert cache.default_store().folder == own_folder(temporary) / "poptorch"
+
+
+def test_nobody_else_can_write_to_the_users_folder(temporary: Path) -> None:
+    assert own_folder(temporary).stat().st_mode & 0o777 == 0o700
+
+
+def test_a_folder_that_others_can_write_to_is_not_used(
+    temporary: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    own_folder(temporary).chmod(0o777)  # as somebody else may have made it
     folders.of_the_process.cache_clear()
-    assert cache.default_store().folder != own / "poptorch"
+
+    folder = cache.default_store().folder
+
+    assert folder != own_folder(temporary) / "poptorch"
     assert "other users can write to it" in caplog.text
 
 

@@ -263,17 +263,33 @@ def is_there(pid: int) -> bool:
 
 
 def test_one_process_serves_program_after_program(kept: list[Any]) -> None:
-    first, other = helper.acquire("b"), helper.acquire("b")
+    process = helper.acquire("b")
     for keys in (["a"], ["b", "c"]):
-        assert outcomes(first, *keys) == dict.fromkeys(keys, ("stored", ""))
-        helper.give_back([first, other])
-        assert kept == [first]
-        assert not is_there(other.process.pid)
-        assert helper.acquire("b") is first
-    helper.give_back([first])
+        answers = outcomes(process, *keys)
+        helper.give_back([process])
+
+        assert answers == dict.fromkeys(keys, ("stored", ""))
+        assert helper.acquire("b") is process
+    helper.give_back([process])
+
+
+def test_of_several_processes_one_is_kept_and_the_others_end(kept: list[Any]) -> None:
+    first, other = helper.acquire("b"), helper.acquire("b")
+    outcomes(first, "a")
+
+    helper.give_back([first, other])
+
+    assert kept == [first]
+    assert not is_there(other.process.pid)
+
+
+def test_processes_of_a_job_share_its_graphs(kept: list[Any]) -> None:
     job = helper.CompileJob(dict.fromkeys("abc"), "b", cache.Store(Path("nowhere")), processes=2)
-    assert [process.busy for process in job.processes] == [True, True]
+    at_first = [process.busy for process in job.processes]
+
     job.wait()
+
+    assert at_first == [True, True]
     assert job.finished
     assert job.outcomes == dict.fromkeys("abc", ("stored", ""))
     job.end()

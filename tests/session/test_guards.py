@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 import poptorch
+from helpers.cases import every_pair
 from helpers.wrapping import PAUSE, Calling, Graded, inference, options, training
 from poptorch._session import guards
 
@@ -208,10 +209,11 @@ CHANGES = [  # each of which is told in the one message
         "the number format was float32 and is bfloat16": lambda m: m.bfloat16(),
     },
 ]
+NUMBERED = {f"changes{number}": changes for number, changes in enumerate(CHANGES)}
+WRAPPERS = {"training": training, "inference": inference}
 
 
-@pytest.mark.parametrize("wrap", [training, inference])
-@pytest.mark.parametrize("changes", CHANGES)
+@pytest.mark.parametrize(("changes", "wrap"), every_pair(NUMBERED, WRAPPERS))
 def test_one_message_lists_all_changes_once(
     wrap: Callable[..., Any],
     changes: dict[str, Callable[..., Any]],
