@@ -20,13 +20,13 @@ import poptorch
 from helpers.pricing import meta, priced
 from poptorch import Estimate
 from poptorch._ipu_model.constants import DEFAULT
-from poptorch._ipu_model.products import Chip, spread
+from poptorch._ipu_model.products import ChipModel, spread
 from poptorch._ipu_model.work import Product
 from poptorch._systems import KINDS
 
 
-def chip_of(kind: str) -> Chip:
-    return Chip(KINDS[kind], KINDS[kind].tiles, proportion=0.6)
+def chip_of(kind: str) -> ChipModel:
+    return ChipModel(KINDS[kind], KINDS[kind].tiles, proportion=0.6)
 
 
 sizes = st.integers(1, 4096)

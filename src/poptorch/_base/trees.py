@@ -244,7 +244,7 @@ def _describe(
 
 
 @dataclass(frozen=True)
-class Difference:
+class StructureDifference:
     kind: str  # "Type", "Length", "Keys" or "Value"
     path: str  # of the element that differs
     detail: str  # the expected value first, then the actual one
@@ -257,11 +257,11 @@ class Difference:
         return f"{self.title}: {self.detail}"
 
 
-def first_difference(expected: Structure, got: Structure) -> Difference | None:
+def first_difference(expected: Structure, got: Structure) -> StructureDifference | None:
     """Compare structures from the outside to the inside; ``got`` was flattened with
     ``like=expected``.
     """
-    differs = functools.partial(Difference, path=expected.path)
+    differs = functools.partial(StructureDifference, path=expected.path)
     if expected.kind is not got.kind:
         kinds = f"expected {_name(expected.kind)} but got {_name(got.kind)}"
         return differs("Type", detail=kinds)

@@ -7,7 +7,7 @@ from .forward import OverwriteContextManager, Request
 from .losses import LOSS_FUNCTIONS
 from .micro import Decision, Micro, hooks_of, say_narrowed
 from .purity import LONE_WRITES, WHOLE_WRITES
-from .python_state import Place, PythonState
+from .python_state import ModuleAttribute, PythonState
 from .recompute import checkpoints, recomputed, with_fewer_checkpoints
 from .recorded_again import REPEATED_CALLS
 from .replaced import ModelTensor, tensors_of
@@ -23,8 +23,8 @@ __all__ = [
     "Explanation",
     "Micro",
     "ModelTensor",
+    "ModuleAttribute",
     "OverwriteContextManager",
-    "Place",
     "PythonState",
     "Request",
     "capture",

@@ -11,14 +11,16 @@ from .._base import source
 from .._base.errors import Error
 from .._ir.operators import draws
 from .forward import Request
-from .python_state import Place, PythonState
+from .python_state import ModuleAttribute, PythonState
 from .recorded import recorded
 from .replaced import tensors_of
 
 _SAME = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
 
 
-def kept_of_changes(request: Request, after: Mapping[str, torch.Tensor]) -> Iterator[Place]:
+def kept_of_changes(
+    request: Request, after: Mapping[str, torch.Tensor]
+) -> Iterator[ModuleAttribute]:
     """Yield attributes whose values depend on the batch, on state that changes, or on draws.
 
     ``after``: parameters and buffers by path, after forward and backward.

@@ -30,7 +30,7 @@ from .forward import GRADIENT, Forward, Names, Request, run_forward
 from .host_draws import HostDraws
 from .inner_gradients import NeedsGradient
 from .kept import kept_of_changes, refuse_new_layers
-from .python_state import Place, PythonState
+from .python_state import ModuleAttribute, PythonState
 from .recorded import storage_of
 from .replaced import ModelTensor
 from .value_reads import BranchOnData, ValueReads
@@ -62,7 +62,9 @@ class Micro:
     decided: tuple[Decision, ...] = ()  # state whose values decided a Python branch
     drawn: int = 0  # number of random tensors that forward and backward drew
     marked: int | None = None  # index of the loss in ``Capture.losses``, if it is one of them
-    kept: tuple[Place, ...] = ()  # attributes whose values were computed from what changes
+    kept: tuple[
+        ModuleAttribute, ...
+    ] = ()  # attributes whose values were computed from what changes
     lost: bool = False  # forward stored tensors without values in attributes, which were restored
     conditions: Conditions | None = None  # of symbolic sizes, if some are
 
@@ -86,7 +88,7 @@ class _Recording:
         self.request = request
         self.slots: list[Slot] = []
         self.overlaps: dict[str, str] = {}
-        self.kept: tuple[Place, ...] = ()
+        self.kept: tuple[ModuleAttribute, ...] = ()
         self.context = CaptureContext(
             request.training,
             request.differentiates,
@@ -399,7 +401,7 @@ def _refuse_kept_sizes(structure: trees.Structure) -> None:
             raise NotSymbolic(f"forward returns a size, {path}")
 
 
-def _refuse_attributes(request: Request, changed: Sequence[Place]) -> None:
+def _refuse_attributes(request: Request, changed: Sequence[ModuleAttribute]) -> None:
     for path, name in changed:
         if _holds_symbols(getattr(request.module.get_submodule(path), name, None)):
             raise NotSymbolic(f"forward keeps a size in the attribute {path and f'{path}.'}{name}")

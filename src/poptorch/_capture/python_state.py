@@ -27,7 +27,7 @@ _ATOMS = {*_PLAIN, type(None), torch.dtype}
 _SETTINGS = (types.SimpleNamespace, argparse.Namespace)
 
 
-class Place(NamedTuple):
+class ModuleAttribute(NamedTuple):
     """An attribute of a module in the model."""
 
     path: str  # path of the module
@@ -76,7 +76,7 @@ class PythonState:
         new = later.tensors.keys() - self.tensors.keys()
         return any(without_data(later.tensors[each]) for each in new)
 
-    def changed(self, later: PythonState) -> list[Place]:
+    def changed(self, later: PythonState) -> list[ModuleAttribute]:
         """Return the attributes of modules that have another value or other contents in a
         later state.
         """
@@ -87,12 +87,12 @@ class PythonState:
             layers = later._contents(after["_modules"])
             layers_before = self._contents(before.get("_modules", {}))
             found += [
-                Place(path, name)
+                ModuleAttribute(path, name)
                 for name, value in own.items()
                 if not self._is_same(before.get(name, _ABSENT), value, later, set())
             ]
             found += [
-                Place(path, name)
+                ModuleAttribute(path, name)
                 for name, layer in layers.items()
                 if layers_before.get(name, _ABSENT) is not layer
             ]
@@ -117,12 +117,12 @@ class PythonState:
     def _contents(self, container: Any) -> Any:
         return self._saved.get(id(container), (None, container))[1]
 
-    def holding(self, wanted: Callable[[torch.Tensor], bool]) -> Iterator[Place]:
+    def holding(self, wanted: Callable[[torch.Tensor], bool]) -> Iterator[ModuleAttribute]:
         """Yield the attributes that contain tensors of some kind, also in containers."""
         for path, module in self._roots[0].named_modules():
             for name, value in self._contents(vars(module)).items():
                 if name not in _OF_MODULES and any(map(wanted, self._tensors_in(value, set()))):
-                    yield Place(path, name)
+                    yield ModuleAttribute(path, name)
 
     def _tensors_in(self, value: Any, seen: set[int]) -> Iterator[torch.Tensor]:
         if isinstance(value, torch.Tensor):
@@ -134,7 +134,7 @@ class PythonState:
                 yield from self._tensors_in(item, seen)
 
     def with_tensors(
-        self, places: Collection[Place], function: Callable[[torch.Tensor], torch.Tensor]
+        self, places: Collection[ModuleAttribute], function: Callable[[torch.Tensor], torch.Tensor]
     ) -> PythonState:
         """Return a state in which a function was applied to the tensors in some attributes."""
         result = PythonState(())

@@ -32,7 +32,7 @@ _QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
 @dataclass(frozen=True)
-class Finding:
+class Diagnosis:
     """The result of one check. ``fix`` says what to do if there is a problem."""
 
     subject: str
@@ -56,7 +56,7 @@ def run(_: argparse.Namespace) -> int:
     return FOUND if wrong else 0
 
 
-def _torch() -> Iterator[Finding]:
+def _torch() -> Iterator[Diagnosis]:
     versions = f"torch {torch.__version__}, Python {platform.python_version()}"
     lost = []
     for name in private.ROWS:
@@ -66,16 +66,16 @@ def _torch() -> Iterator[Finding]:
             lost.append(private.ROWS[name][1])
     if lost:
         fix = "install a release that pip install poptorch accepts"
-        yield Finding("torch", f"{versions}; it lacks private names, so {lost[0]}", fix)
+        yield Diagnosis("torch", f"{versions}; it lacks private names, so {lost[0]}", fix)
     else:
-        yield Finding("torch", versions)
+        yield Diagnosis("torch", versions)
 
 
-def _compiler() -> Iterator[Finding]:
+def _compiler() -> Iterator[Diagnosis]:
     why = toolchain.obstacle()
     if why is not None:
         fix = "install g++, or set CXX; until then the interpreter runs everything"
-        yield Finding("compiler", why, fix)
+        yield Diagnosis("compiler", why, fix)
         return
     compiler = env.get("CXX") or "g++"
     start = time.perf_counter()
@@ -92,17 +92,17 @@ def _compiler() -> Iterator[Finding]:
     if complaint:
         first = next((t for t in complaint.splitlines() if "error" in t), complaint)
         fix = f"install headers and OpenMP for it, and try: {shlex.join(command)}"
-        yield Finding("compiler", f"{compiler} fails: {first}", fix)
+        yield Diagnosis("compiler", f"{compiler} fails: {first}", fix)
     else:
         seconds = time.perf_counter() - start
         place = shutil.which(compiler)
-        yield Finding("compiler", f"{place} compiles with OpenMP, in {seconds:.1f} s")
+        yield Diagnosis("compiler", f"{place} compiles with OpenMP, in {seconds:.1f} s")
 
 
-def _caches() -> Iterator[Finding]:
+def _caches() -> Iterator[Diagnosis]:
     folder, why = folders.chosen()
     if why is not None:
-        yield Finding(
+        yield Diagnosis(
             "caches",
             f"compiled code is not kept for later runs: {why}",
             "name a folder of yours in TORCHINDUCTOR_CACHE_DIR",
@@ -111,27 +111,27 @@ def _caches() -> Iterator[Finding]:
         files = [*folder.glob(f"*{CODE_SUFFIX}")]
         size = sum(file.stat().st_size for file in files)
         graphs = f"{len(files)} compiled graph{'s' * (len(files) != 1)}, {size / MIB:.1f} MiB"
-        yield Finding("caches", f"{folder}: {graphs}")
+        yield Diagnosis("caches", f"{folder}: {graphs}")
         yield from _disk(folder)
     for variable in ("POPTORCH_CACHE_DIR", "POPART_CACHE_DIR"):
         named = env.get(variable)
         trouble = folders.trouble(Path(named), on_the_way=False) if named else None
         if trouble is not None:
             fix = f"name a folder of yours in {variable}, or unset it"
-            yield Finding("caches", f"{variable}={named}: {trouble}", fix)
+            yield Diagnosis("caches", f"{variable}={named}: {trouble}", fix)
     if not keyed.name():
         fix = "name a file of yours in POPTORCH_KEY_FILE"
-        yield Finding("caches", "there is no key to sign compiled code with", fix)
+        yield Diagnosis("caches", "there is no key to sign compiled code with", fix)
 
 
-def _disk(folder: Path) -> Iterator[Finding]:
+def _disk(folder: Path) -> Iterator[Diagnosis]:
     free = shutil.disk_usage(folder).free
     if free < LEAST_DISK:
         text = f"only {free / MIB:.0f} MiB of disk are free for {folder}"
-        yield Finding("caches", text, "poptorch cache trim, or another TORCHINDUCTOR_CACHE_DIR")
+        yield Diagnosis("caches", text, "poptorch cache trim, or another TORCHINDUCTOR_CACHE_DIR")
 
 
-def _threads() -> Iterator[Finding]:
+def _threads() -> Iterator[Diagnosis]:
     cores, threads = _cores(), torch.get_num_threads()
     watch = resources.Cores()
     watch.idle()
@@ -141,11 +141,11 @@ def _threads() -> Iterator[Finding]:
     text = f"{threads} for {cores:g} cores; {idle:.1f} cores are idle now"
     if threads > most:
         fix = f"export OMP_NUM_THREADS={most}, or torch.set_num_threads({most})"
-        yield Finding("threads", f"{text}: the threads wait for one another", fix)
+        yield Diagnosis("threads", f"{text}: the threads wait for one another", fix)
     else:
-        yield Finding("threads", text)
+        yield Diagnosis("threads", text)
     if idle < resources.IDLE:
-        yield Finding("", "Compiling waits half a minute for a free core, and takes longer.")
+        yield Diagnosis("", "Compiling waits half a minute for a free core, and takes longer.")
 
 
 def _cores() -> float:
@@ -160,18 +160,18 @@ def _cores() -> float:
     return cores if quota == "max" else min(cores, int(quota) / int(period))
 
 
-def _memory() -> Iterator[Finding]:
+def _memory() -> Iterator[Diagnosis]:
     free = resources.available_memory()
     text = f"{free / GIB:.1f} GiB free of {resources.memory_size() / GIB:.1f} GiB"
     if free < LEAST_MEMORY:
         fix = "end other programs; options.laneMemory(bytes) and smaller micro-batches need less"
-        yield Finding("memory", f"{text}: the C++ compiler alone may need as much", fix)
+        yield Diagnosis("memory", f"{text}: the C++ compiler alone may need as much", fix)
     elif resources.memory_can_be_refused():
-        yield Finding("memory", f"{text}; it is limited, so that state is copied before a call")
+        yield Diagnosis("memory", f"{text}; it is limited, so that state is copied before a call")
     else:
-        yield Finding("memory", text)
+        yield Diagnosis("memory", text)
 
 
-def _environment() -> Iterator[Finding]:
+def _environment() -> Iterator[Diagnosis]:
     for name in env.unknown():
-        yield Finding("variables", f"{name} has no effect", f"unset {name}, or correct its name")
+        yield Diagnosis("variables", f"{name} has no effect", f"unset {name}, or correct its name")

@@ -28,7 +28,7 @@ _SHARE = 0.5  # share of the free memory that a check may use
 
 
 Micro = _capture.Micro
-Again = Callable[[], Micro]
+Recapture = Callable[[], Micro]
 
 
 def _as_it_is(micro: Micro) -> Micro:
@@ -64,7 +64,7 @@ class EagerCheck:
         return before
 
     def micro_batch(
-        self, micro: Micro, again: Again, at_hand: Callable[[Micro], Micro] = _as_it_is
+        self, micro: Micro, again: Recapture, at_hand: Callable[[Micro], Micro] = _as_it_is
     ) -> Micro:
         """Compare one micro-batch with eager PyTorch. Return the graph that agrees, if one does.
 
@@ -108,7 +108,9 @@ class EagerCheck:
         return micro
 
     @staticmethod
-    def _without_a_step(again: Again, before: _capture.PythonState) -> Iterator[tuple[str, Micro]]:
+    def _without_a_step(
+        again: Recapture, before: _capture.PythonState
+    ) -> Iterator[tuple[str, Micro]]:
         for name in _capture.SHORTCUTS:
             try:
                 with leaving_out([name]), before.once_more():
@@ -207,7 +209,7 @@ class EagerCheck:
         return None if self._key is None else f"{self._key}{part and f'-{part}'}"
 
 
-def _wrong_pass(name: str, finding: _eager.Finding) -> Error:
+def _wrong_pass(name: str, finding: _eager.Mismatch) -> Error:
     return Error(
         "A pass of the compiler changes the results of this model",
         got=f"{finding.got}\nwithout the pass '{name}' the program agrees with eager PyTorch",
@@ -220,7 +222,7 @@ def _wrong_pass(name: str, finding: _eager.Finding) -> Error:
     )
 
 
-def _disagreement(finding: _eager.Finding) -> Error:
+def _disagreement(finding: _eager.Mismatch) -> Error:
     return Error(
         "The compiled program does not agree with eager PyTorch",
         got=finding.got,
@@ -232,7 +234,7 @@ def _disagreement(finding: _eager.Finding) -> Error:
     )
 
 
-def _state_in_attributes(finding: _eager.Finding) -> Error:
+def _state_in_attributes(finding: _eager.Mismatch) -> Error:
     return Error(
         "forward changes attributes that its next run depends on",
         got=f"{finding.got}; the program always computes what the first call computed",

@@ -44,7 +44,7 @@ class Remainder:
 
 
 @dataclass(frozen=True, eq=False)
-class _Run:
+class _GraphRun:
     """One run of a captured graph: a micro-batch, or several side by side."""
 
     graph: Graph
@@ -74,7 +74,7 @@ def capture(remainder: Remainder, spec: Spec, check_of: CheckOf) -> _capture.Mic
     Raises:
         Error: the micro-batches cannot be joined.
     """
-    micros, runs, before = list[_capture.Micro](), list[_Run](), 0
+    micros, runs, before = list[_capture.Micro](), list[_GraphRun](), 0
     for request, count in zip(remainder.requests, remainder.counts, strict=True):
         check = check_of(request)
         micro = _capture.capture(request, check.before_capture())
@@ -91,7 +91,7 @@ def capture(remainder: Remainder, spec: Spec, check_of: CheckOf) -> _capture.Mic
         step = 1 if together is None else together.count
         graph = replace(several, name=f"size{len(micros)}")
         for at in range(0, count, step):
-            runs.append(_Run(graph, f"{len(micros)}.{at}", before + at, together))
+            runs.append(_GraphRun(graph, f"{len(micros)}.{at}", before + at, together))
         before += count
     joined = _Joined(runs, remainder.replicas, spec).graph()
     first, last = micros[0], micros[-1]
@@ -155,7 +155,7 @@ def _with_common_constants(micro: _capture.Micro, first: _capture.Micro) -> _cap
 
 @dataclass(eq=False)
 class _Joined:
-    runs: Sequence[_Run]
+    runs: Sequence[_GraphRun]
     replicas: int
     spec: Spec
     count: int = field(init=False)  # micro-batches
@@ -177,7 +177,7 @@ class _Joined:
     def _of_replica(self, slot: Slot, replica: int) -> Slot:
         return slots.value(f"replica{replica}.{slot.key}", slot.shape, slot.dtype)
 
-    def _renamed(self, run: _Run) -> Graph:
+    def _renamed(self, run: _GraphRun) -> Graph:
         """Return a run's graph with its own slots, unless all runs share them."""
 
         def slot_of(slot: Slot) -> Slot:
@@ -223,7 +223,7 @@ class _Joined:
         inputs = (*wholes.values(), *stacked.values())
         return SlotFunction("divide", function, inputs, tuple(outputs))
 
-    def _batch(self, run: _Run) -> list[Slot]:
+    def _batch(self, run: _GraphRun) -> list[Slot]:
         return [slot for slot in run.graph.inputs if slot.kind is Kind.BATCH]
 
     def _whole(self, like: Slot) -> Slot:
@@ -258,8 +258,8 @@ class _Joined:
 
         return SlotFunction("join", function, tuple(values.values()), tuple(results.values()))
 
-    def _outputs(self) -> dict[str, list[tuple[_Run, Slot]]]:
-        found: dict[str, list[tuple[_Run, Slot]]] = {}
+    def _outputs(self) -> dict[str, list[tuple[_GraphRun, Slot]]]:
+        found: dict[str, list[tuple[_GraphRun, Slot]]] = {}
         for run in self.runs:
             for slot in run.graph.outputs:
                 if slot.kind in (*RESULTS, Kind.GRADIENT):
@@ -274,7 +274,7 @@ class _Joined:
         return found
 
     def _gradient(
-        self, found: Sequence[tuple[_Run, Slot]]
+        self, found: Sequence[tuple[_GraphRun, Slot]]
     ) -> tuple[Slot, Callable[[Tensors], torch.Tensor]]:
         dtype = found[0][1].dtype
         wide = torch.float32 if dtype is torch.float16 and len(found) > 1 else dtype
@@ -289,7 +289,7 @@ class _Joined:
         return replace(found[0][1], dtype=wide), added
 
     def _result(
-        self, found: Sequence[tuple[_Run, Slot]]
+        self, found: Sequence[tuple[_GraphRun, Slot]]
     ) -> tuple[Slot, Callable[[Tensors], torch.Tensor]]:
         slot = found[0][1]
         mode = OutputMode.All if slot.kind is Kind.BATCH else self._mode_of(slot)

@@ -26,7 +26,7 @@ from ..backends.protocol import RepeatedCall, repeating
 from ..backends.reference import Reference
 from . import helper, registry
 from .cache import Store, key_of, store_of
-from .guarded import Guarded, warn_of_failure
+from .fallback import WithFallback, warn_of_failure
 from .helper import CompileJob
 
 # Estimated seconds of a compilation on the two cores of the reference machine when no other process
@@ -170,7 +170,7 @@ def compile_plan(
         if is_missing and idle:
             code.compile_concurrently(idle)
         fast = code.compile(progress)
-        return Guarded(fast, lambda: reference.compile(plan, lambda share: None), code.plan)
+        return WithFallback(fast, lambda: reference.compile(plan, lambda share: None), code.plan)
     except Exception as error:  # after any error, the results of the reference backend are right
         if code.is_symbolic:
             raise NotSymbolic(_NOT_COMPILED.format(described(error))) from None
@@ -227,7 +227,7 @@ class Tiered:
             self._look(start)
         results = self._current.run(state, batch)
         seconds = time.perf_counter() - start
-        if isinstance(self._current, Guarded) and self._current.gave_up:
+        if isinstance(self._current, WithFallback) and self._current.gave_up:
             self._finish()
             self._fast = None
         if self._fast is not None:
@@ -305,18 +305,18 @@ class Tiered:
             # Signals are delayed while state is written, and nothing has been written yet in this
             # call.
             with interrupts.allowed(), interrupts.insisting():
-                self._current = self._guarded(self._code.compile(lambda share: None))
+                self._current = self._with_fallback(self._code.compile(lambda share: None))
             self._finish()
             self._fast = []
         elif len(found) > len(self._ready):
-            self._current = self._guarded(self._code.mixed(found))
+            self._current = self._with_fallback(self._code.mixed(found))
             self._ready = [*found]
             text = "%d of %d graphs compiled: %s, from call %d on"
             names = " and ".join(found)
             self._tell(text, len(found), len(self._code.keys), names, self._calls + 1)
 
-    def _guarded(self, fast: Executable) -> Guarded:
-        return Guarded(fast, lambda: self._slow_tier, self._code.plan)
+    def _with_fallback(self, fast: Executable) -> WithFallback:
+        return WithFallback(fast, lambda: self._slow_tier, self._code.plan)
 
     def _compare(self, seconds: float) -> None:
         assert self._fast is not None

@@ -12,7 +12,7 @@ from torch import fx, nn
 
 from .._base import log, source
 from .._base.errors import described
-from .._capture import Micro, Place, PythonState, Request
+from .._capture import Micro, ModuleAttribute, PythonState, Request
 from .._ir import slots
 from .._ir.blocks import label_of, line_of
 from .._ir.closeness import Difference, coarsest, difference, movement
@@ -20,7 +20,7 @@ from .._ir.graph import Graph
 from .._ir.slots import Kind, Slot
 from .._ops.effects import is_control_flow, is_effect
 from . import plain
-from .draws import Disagreement, Draw, Drawn, counted, used
+from .draws import Disagreement, EagerDraw, EagerDraws, counted, used
 from .parting import Found, Values, first_parting, sizes
 from .replay import replay
 
@@ -30,11 +30,11 @@ from .replay import replay
 _ROUNDINGS, _FINE_ROUNDINGS, _FINE = 4, 32, 1e-5
 _SHOWN = 4
 
-DrawsOf = Callable[[Graph, Drawn, int], list[Draw]]
+DrawsOf = Callable[[Graph, EagerDraws, int], list[EagerDraw]]
 
 
 @dataclass(frozen=True)
-class Finding:
+class Mismatch:
     """What a check found: the parts of a message."""
 
     got: str
@@ -45,7 +45,7 @@ class Skipped(Exception):  # noqa: N818 (nothing went wrong)
     """The check cannot be made. The message says why."""
 
 
-def _assignment(root: nn.Module, changed: Place) -> str | None:
+def _assignment(root: nn.Module, changed: ModuleAttribute) -> str | None:
     """Return the line of the module's class that assigns to an attribute outside of
     ``__init__``.
     """
@@ -97,7 +97,7 @@ class Check:
         self.rounding = coarsest(micro.graph)
         self.attributes = before  # as forward left them in eager PyTorch
 
-    def micro_batch(self) -> Finding | None:
+    def micro_batch(self) -> Mismatch | None:
         """Compare outputs, loss, gradients, new state and draws."""
         reason = _why_not(self.request, self.micro)
         if reason:
@@ -106,10 +106,10 @@ class Check:
             found = self.differences()
         except Disagreement as disagreement:
             node = disagreement.node
-            return Finding(str(disagreement), _line([] if node is None else [node]))
+            return Mismatch(str(disagreement), _line([] if node is None else [node]))
         return _finding(found, self) if found else None
 
-    def next_run(self) -> Finding | None:
+    def next_run(self) -> Mismatch | None:
         """Return a finding if ``forward`` changed attributes that affect what it computes next.
 
         If the first run changed attributes, it runs once more from there. With the same inputs and
@@ -127,7 +127,7 @@ class Check:
         except Disagreement as disagreement:
             log.engine.debug("The second run of forward: %s", disagreement)
         names = ", ".join(".".join(filter(None, each)) for each in changed[:_SHOWN])
-        return Finding(names, _assignment(self.request.module, changed[0]))
+        return Mismatch(names, _assignment(self.request.module, changed[0]))
 
     def _loss(self) -> plain.Loss | None:
         if not self.request.training:
@@ -219,21 +219,21 @@ class Check:
             yield f"the new value of {kind} '{path}'", given[path].key, expected
 
 
-def _finding(found: Sequence[Difference], comparison: Check) -> Finding:
+def _finding(found: Sequence[Difference], comparison: Check) -> Mismatch:
     lines = [str(each) for each in found[:_SHOWN]]
     if len(found) > _SHOWN:
         lines.append(f"and {len(found) - _SHOWN} more")
     parting = _parting(comparison)
     nodes = list(comparison.micro.graph.module.graph.nodes)
     if parting is None:
-        return Finding("\n".join(lines), _line(nodes))
+        return Mismatch("\n".join(lines), _line(nodes))
     path, in_backward = parting
     module = comparison.request.module.get_submodule(path)
     what = "the gradient of its result" if in_backward else "its result"
     lines.append(f"the first layer that differs is '{path}' ({type(module).__name__}), in {what}")
     inside = [node for node in nodes if f"{label_of(node).module}.".startswith(f"{path}.")]
     definition = source.definition_line(type(module).forward)
-    return Finding("\n".join(lines), _line(inside) or definition or _line(nodes))
+    return Mismatch("\n".join(lines), _line(inside) or definition or _line(nodes))
 
 
 def _parting(comparison: Check) -> tuple[str, bool] | None:

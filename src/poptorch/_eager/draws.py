@@ -26,13 +26,13 @@ class Disagreement(Exception):  # noqa: N818 (it is on its way to becoming a fin
 
 
 @dataclass(frozen=True, eq=False)
-class Draw:
+class EagerDraw:
     operator: str
     values: tuple[torch.Tensor, ...]
     certain: bool  # False if forward may have made the generator, so that the values are constants
 
 
-class Drawn:
+class EagerDraws:
     """What eager PyTorch drew, counted as in a capture.
 
     A draw from a restored state repeats an earlier one, and a draw from a state that ``forward``
@@ -43,7 +43,7 @@ class Drawn:
     """
 
     def __init__(self, users: Iterable[torch.Generator]) -> None:
-        self._all: list[Draw] = []
+        self._all: list[EagerDraw] = []
         self._made: set[bytes] = set()  # states from which something was drawn
         self._new = {_state(torch.default_generator), *map(_state, users)}
         self._kept: list[tuple[torch.Generator, torch.Tensor]] = []
@@ -72,14 +72,14 @@ class Drawn:
         if self._counts:
             self._new.add(_state(torch.default_generator if generator is None else generator))
             copies = tuple(value.detach().clone() for value in values)
-            self._all.append(Draw(operator, copies, self._certain))
+            self._all.append(EagerDraw(operator, copies, self._certain))
 
     def put_back(self) -> None:
         """Restore the states of the user's generators."""
         for generator, state in self._kept:
             generator.set_state(state)
 
-    def counted(self, count: int) -> list[Draw] | None:
+    def counted(self, count: int) -> list[EagerDraw] | None:
         """Return the draws if their number is the one that a capture counted; else None."""
         certain = [draw for draw in self._all if draw.certain]
         return next((each for each in (self._all, certain) if len(each) == count), None)
@@ -97,7 +97,7 @@ def _state(generator: torch.Generator) -> bytes:
     return generator.get_state().numpy().tobytes()
 
 
-def counted(graph: Graph, drawn: Drawn, captured: int) -> list[Draw]:
+def counted(graph: Graph, drawn: EagerDraws, captured: int) -> list[EagerDraw]:
     """Return the draws in order. Raise a Disagreement if the capture counted other draws."""
     found = drawn.counted(captured)
     if found is None:
@@ -110,7 +110,7 @@ def counted(graph: Graph, drawn: Drawn, captured: int) -> list[Draw]:
     return found
 
 
-def used(graph: Graph, drawn: Drawn, captured: int) -> list[Draw]:
+def used(graph: Graph, drawn: EagerDraws, captured: int) -> list[EagerDraw]:
     """Return the draws as ``counted`` does, for a run that may lack draws whose values are not
     used.
 
@@ -121,11 +121,11 @@ def used(graph: Graph, drawn: Drawn, captured: int) -> list[Draw]:
     if found is None or len(numbers) == captured:
         return counted(graph, drawn, captured)
     by_number = dict(zip(numbers, found, strict=True))
-    unused = Draw("", (), certain=True)
+    unused = EagerDraw("", (), certain=True)
     return [by_number.get(number, unused) for number in range(captured)]
 
 
-def handed_over(node: fx.Node, drawn: Sequence[Draw]) -> Any:
+def handed_over(node: fx.Node, drawn: Sequence[EagerDraw]) -> Any:
     """Return the result of a node that draws, with the values that eager PyTorch drew."""
     noted = draw_of(node)
     if noted is None or noted.number >= len(drawn):
@@ -137,7 +137,7 @@ def handed_over(node: fx.Node, drawn: Sequence[Draw]) -> Any:
 
 
 def _taken(
-    left: list[torch.Tensor], expected: torch.Tensor, node: fx.Node, draw: Draw
+    left: list[torch.Tensor], expected: torch.Tensor, node: fx.Node, draw: EagerDraw
 ) -> torch.Tensor:
     order = marks(node).get(ORDER)
     for at, value in enumerate(left):

@@ -25,8 +25,8 @@ from .._capture import LOSS_FUNCTIONS, OverwriteContextManager, PythonState, Req
 from .._capture.replaced import changed
 from .._ir.operators import call_draws, generator_of
 from .._ops.context import PlainRun, running_plainly
-from .draws import Drawn
-from .undoing import Writes, arguments_written, gradients_of, random_states
+from .draws import EagerDraws
+from .undoing import NoticedWrites, arguments_written, gradients_of, random_states
 
 Heard = Callable[[str, torch.Tensor], None]  # called with a path and a value
 
@@ -38,7 +38,7 @@ class Results:
     outputs: list[torch.Tensor]
     gradients: Mapping[str, torch.Tensor | None]  # of the trained parameters, by path
     state: Mapping[str, torch.Tensor]  # new values of what forward and backward wrote, by path
-    drawn: Drawn
+    drawn: EagerDraws
     attributes: PythonState  # as forward left them
 
 
@@ -70,10 +70,10 @@ def run(
     tensors = {path: tied.tensor for path, tied in request.tensors.items()}
     everything = {id(each): each for each in (*tensors.values(), *before.tensors.values())}
     buffers = [tied.tensor for tied in request.tensors.values() if not tied.is_parameter]
-    writes, marked = Writes(everything.values(), buffers), PlainRun()
+    writes, marked = NoticedWrites(everything.values(), buffers), PlainRun()
     parameters = [each for each in everything.values() if each.is_leaf and each.requires_grad]
     with random_states():
-        drawn = Drawn(before.generators)
+        drawn = EagerDraws(before.generators)
         with (
             _put_back(writes, drawn),
             before.once_more(),
@@ -125,7 +125,7 @@ def _replaced(
 
 
 @contextlib.contextmanager
-def _put_back(writes: Writes, drawn: Drawn) -> Iterator[None]:
+def _put_back(writes: NoticedWrites, drawn: EagerDraws) -> Iterator[None]:
     try:
         yield
     finally:
@@ -175,13 +175,13 @@ def _told(root: nn.Module, listener: Listener | None) -> Iterator[None]:
 
 
 @functools.cache
-def _watching() -> Callable[[Writes, Drawn], contextlib.AbstractContextManager[object]]:
+def _watching() -> Callable[[NoticedWrites, EagerDraws], contextlib.AbstractContextManager[object]]:
     class Watching(private.TorchDispatchMode):  # type: ignore[misc]
         """Copies what is about to be written, and records draws."""
 
         supports_higher_order_operators = True
 
-        def __init__(self, writes: Writes, drawn: Drawn) -> None:
+        def __init__(self, writes: NoticedWrites, drawn: EagerDraws) -> None:
             super().__init__()
             self._writes, self._drawn = writes, drawn
 

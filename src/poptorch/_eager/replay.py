@@ -14,7 +14,7 @@ from .._ir.operators import draws, may_view
 from .._ops.context import PlainRun, running_plainly
 from ..backends.prepare import accept_strides
 from ..backends.stopwatch import OneByOne
-from .draws import Draw, handed_over
+from .draws import EagerDraw, handed_over
 
 Seen = Callable[[fx.Node, Any], object]
 
@@ -22,7 +22,7 @@ Seen = Callable[[fx.Node, Any], object]
 def replay(
     graph: Graph,
     values: Mapping[str, torch.Tensor],
-    drawn: Sequence[Draw],
+    drawn: Sequence[EagerDraw],
     nudge: bool = False,
     seen: Seen = lambda node, result: None,
 ) -> dict[str, torch.Tensor]:

@@ -19,7 +19,7 @@ from .._base import private
 from .._ir.operators import Operator
 
 
-class Writes:
+class NoticedWrites:
     """Notices which of some tensors are written, and keeps their old values.
 
     Buffers are copied immediately, because some operators, such as batch norms, write to them

@@ -12,7 +12,7 @@ from torch import fx
 from .._cost.sizes import tensors
 from .._ir.slots import Slot, narrowed
 from .._systems import ChipKind
-from .products import Chip, spread
+from .products import ChipModel, spread
 from .work import NOTHING, Work, work_of
 
 
@@ -42,7 +42,7 @@ FREE = Cost()
 
 
 @functools.lru_cache(maxsize=16384)
-def cost(work: Work, chip: Chip) -> Cost:
+def cost(work: Work, chip: ChipModel) -> Cost:
     if work == NOTHING:
         return FREE
     c = chip.constants
@@ -63,7 +63,7 @@ def cost(work: Work, chip: Chip) -> Cost:
     return total
 
 
-def _indexed(work: Work, chip: Chip) -> float:
+def _indexed(work: Work, chip: ChipModel) -> float:
     """Return the cycles of rows that are looked up or added by index: tiles have pieces of rows and
     visit all of them.
     """
@@ -77,7 +77,7 @@ def _indexed(work: Work, chip: Chip) -> float:
 
 
 def node_cycles(node: fx.Node, kind: ChipKind) -> float:
-    return cost(work_of(node), Chip(kind, kind.tiles)).total
+    return cost(work_of(node), ChipModel(kind, kind.tiles)).total
 
 
 def slot_bytes(slot: Slot) -> int:

@@ -16,7 +16,7 @@ from .._base import safe_files
 from .._base.tables import html_of, text_of
 from .._systems import parse
 from . import page, profile
-from .parts import Action, Advice, ChipEstimate, Culprit, Guess, OperatorEstimate
+from .parts import Advice, ChipEstimate, Culprit, Guess, OperatorEstimate, TimedAction
 from .scaling import Scaling
 
 
@@ -73,7 +73,7 @@ class Estimate:
     chips: tuple[ChipEstimate, ...]
     replicas: int
     operators: tuple[OperatorEstimate, ...] = field(repr=False)
-    schedule: tuple[Action, ...] = field(repr=False)
+    schedule: tuple[TimedAction, ...] = field(repr=False)
     runs: int
     guesses: tuple[Guess, ...]
     advice: tuple[Advice, ...]

@@ -24,7 +24,7 @@ from .constants import Constants
 from .estimate import Estimate
 from .pass_cost import PricedPass
 from .pricing import price
-from .products import Chip
+from .products import ChipModel
 from .subject import Subject
 
 
@@ -38,7 +38,7 @@ class Pieces:
 
 
 @dataclass(frozen=True, eq=False)
-class Capture:
+class CapturedModel:
     request: _capture.Request
     micro: _capture.Micro  # one micro-batch
     optim: OptimSpec | None  # None in inference
@@ -48,38 +48,40 @@ class Capture:
     # What the optimizer adds, by everything that it depends on. Recomputation is not included.
     updating: dict[object, staged.Added] = field(default_factory=dict)
 
-    def changed(self, **changes: Any) -> Capture:
+    def changed(self, **changes: Any) -> CapturedModel:
         return replace(self, micro=replace(self.micro, **changes), pieces={})
 
 
 @one_at_a_time()
 @_capture.forgetting_sources()
-def capture_for_estimate(request: _capture.Request, optim: OptimSpec | None, rows: int) -> Capture:
+def capture_for_estimate(
+    request: _capture.Request, optim: OptimSpec | None, rows: int
+) -> CapturedModel:
     """Capture one micro-batch on tensors without data, without recomputation."""
     micro = _capture.capture(replace(request, priced=True))
     if micro.exchanging and request.replicas > 1:
         why = "estimates consider one micro-batch at a time"
         raise _lanes.sequential_exchange(micro.graph, request.replicas, why)
     flops = _flops(micro.graph.module.graph)
-    return Capture(request, micro, optim, rows, flops)
+    return CapturedModel(request, micro, optim, rows, flops)
 
 
 @one_at_a_time()
-def recomputed(captured: Capture) -> Capture:
+def recomputed(captured: CapturedModel) -> CapturedModel:
     return captured.changed(graph=_capture.recomputed(captured.micro.graph))
 
 
 @one_at_a_time()
-def with_fewer_checkpoints(captured: Capture, every: int) -> Capture:
+def with_fewer_checkpoints(captured: CapturedModel, every: int) -> CapturedModel:
     """Return the same model with only the last of every ``every`` checkpoints."""
     return captured.changed(graph=_capture.with_fewer_checkpoints(captured.micro.graph, every))
 
 
-def estimate(captured: Capture, spec: Spec, system: System, guesses: bool) -> Estimate:
+def estimate(captured: CapturedModel, spec: Spec, system: System, guesses: bool) -> Estimate:
     return price(subject(captured, spec, system), system.text, guesses)
 
 
-def subject(captured: Capture, spec: Spec, system: System) -> Subject:
+def subject(captured: CapturedModel, spec: Spec, system: System) -> Subject:
     own = _one_replica(spec)
     pieces = _pieces(captured, own)
     c, tiles = Constants(), system.kind.tiles - (spec.locations.io_tiles or 0)
@@ -87,7 +89,7 @@ def subject(captured: Capture, spec: Spec, system: System) -> Subject:
     return Subject(
         staged.schedule(pieces.cut, pieces.layout, own), pieces.passes, own,
         build.emit(captured.micro.graph, own),
-        Chip(system.kind, tiles, c, c.memory_proportion, spec.runtime.half_partials),
+        ChipModel(system.kind, tiles, c, c.memory_proportion, spec.runtime.half_partials),
         max(1, pieces.layout.chips), spec.loops.all_replicas,
         captured.rows * spec.loops.processes, captured.flops, bool(captured.micro.overlaps),
         dict(spec.runtime.memory_proportions),
@@ -95,7 +97,7 @@ def subject(captured: Capture, spec: Spec, system: System) -> Subject:
     )  # fmt: skip
 
 
-def _pieces(captured: Capture, own: Spec) -> Pieces:
+def _pieces(captured: CapturedModel, own: Spec) -> Pieces:
     """Place and cut, unless settings only differ in loop counts or locations."""
     key = captured.optim, replace(_shortest(own), locations=Locations(), runtime=Runtime())
     if key not in captured.pieces:
@@ -109,7 +111,7 @@ def _pieces(captured: Capture, own: Spec) -> Pieces:
 
 
 @one_at_a_time()
-def exchanged(captured: Capture, spec: Spec, link: Link) -> Exchanged:
+def exchanged(captured: CapturedModel, spec: Spec, link: Link) -> Exchanged:
     """Return what an update exchanges if such a link connects processes on different machines."""
     spec = replace(spec, target=replace(spec.target, link=(link.latency, link.bandwidth)))
     by_stages = registry.works_by_stages(registry.choose(spec.target.backend))
@@ -141,7 +143,7 @@ def _flops(graph: fx.Graph) -> int:
     return sum(flops_of(node) for node in graph.nodes)
 
 
-def updating_of(captured: Capture, spec: Spec) -> staged.Added:
+def updating_of(captured: CapturedModel, spec: Spec) -> staged.Added:
     own = _shortest(_one_replica(spec))
     key = captured.optim, own.loops, own.reduction, own.precision
     if key not in captured.updating:

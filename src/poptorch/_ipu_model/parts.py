@@ -82,7 +82,7 @@ class ChipEstimate:
 
 
 @dataclass(frozen=True)
-class Action:
+class TimedAction:
     """One action of the simulated schedule. Times are cycles after its beginning."""
 
     chip: int

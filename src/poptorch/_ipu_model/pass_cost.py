@@ -22,7 +22,7 @@ from .._ir.slots import Kind
 from .cycles import FREE, Cost, cost, node_bytes
 from .element_cycles import cycles_per_element
 from .parts import OperatorEstimate
-from .products import Chip, spread
+from .products import ChipModel, spread
 from .work import (
     NOTHING,
     Halves,
@@ -63,7 +63,7 @@ class PricedPass:
             self._works[halves] = _works(self._graph, halves)
         return self._works[halves]
 
-    def cost(self, chip: Chip, shares: int = 1) -> PassCost:
+    def cost(self, chip: ChipModel, shares: int = 1) -> PassCost:
         key = chip.inside, shares
         if key not in self._costs:
             works = self.works(chip.half_partials)
@@ -84,7 +84,7 @@ class PricedPass:
         return {slot.key for slot, node in made if slot.kind is Kind.VALUE and is_mask(node)}
 
     def _fullest(
-        self, works: Works, chip: Chip, shares: int
+        self, works: Works, chip: ChipModel, shares: int
     ) -> tuple[float, float, fx.Node | None]:
         if self._held is None:
             self._held = _held_values(self._graph, works)
@@ -96,7 +96,7 @@ class PricedPass:
                 most = held / shares, temporary, node
         return most
 
-    def _operators(self, works: Works, chip: Chip) -> Iterator[OperatorEstimate]:
+    def _operators(self, works: Works, chip: ChipModel) -> Iterator[OperatorEstimate]:
         rows: dict[tuple[str, str], dict[Work, int]] = defaultdict(Counter)
         lines: dict[tuple[str, str], tuple[str, int] | None] = {}
         flops = Counter[tuple[str, str]]()
@@ -171,7 +171,7 @@ def _accumulating(graph: Graph) -> set[fx.Node]:
     return early
 
 
-def _blocks(graph: Graph, works: Works, chip: Chip) -> dict[str, float]:
+def _blocks(graph: Graph, works: Works, chip: ChipModel) -> dict[str, float]:
     """Return the share of each weight on a tile that has a block of it, by path."""
     inputs = graph.arguments.items()
     weights = {node: slot.weight for node, slot in inputs if slot.kind is Kind.PARAM}

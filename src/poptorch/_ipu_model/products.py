@@ -14,7 +14,7 @@ from .work import Product
 
 
 @dataclass(frozen=True)
-class Chip:
+class ChipModel:
     kind: ChipKind
     tiles: int  # tiles that compute, without those reserved for I/O
     constants: Constants = DEFAULT
@@ -41,7 +41,7 @@ class Spread(NamedTuple):
         return self.compute + self.exchange
 
 
-class _Unit(NamedTuple):
+class _MatrixUnit(NamedTuple):
     """A tile's matrix unit for one data type: the block of weights that it can load."""
 
     inner: int
@@ -49,12 +49,12 @@ class _Unit(NamedTuple):
     row_cycles: float  # for one row of such a block
 
 
-def _unit(kind: ChipKind, itemsize: int, half_partials: bool) -> _Unit:
+def _unit(kind: ChipKind, itemsize: int, half_partials: bool) -> _MatrixUnit:
     if itemsize == 1 and kind.generation == 21:
-        return _Unit(32, 16, 4)
+        return _MatrixUnit(32, 16, 4)
     if itemsize <= 2:
-        return _Unit(16, 16 if half_partials and kind.generation > 1 else 8, 4)
-    return _Unit(8, 16 if kind.generation > 1 else 8, 8)
+        return _MatrixUnit(16, 16 if half_partials and kind.generation > 1 else 8, 4)
+    return _MatrixUnit(8, 16 if kind.generation > 1 else 8, 8)
 
 
 def peak_macs(kind: ChipKind, itemsize: int, half_partials: bool) -> float:
@@ -66,7 +66,7 @@ _LEAST_SHARE = 0.01
 
 
 @functools.lru_cache(maxsize=4096)
-def spread(product: Product, chip: Chip) -> Spread:
+def spread(product: Product, chip: ChipModel) -> Spread:
     """Return the fastest way to spread a product, with the memory of the way that needs least."""
     unit, tiles = _unit(chip.kind, product.itemsize, product.half_partials), chip.tiles
     tried: list[Spread] = []
@@ -106,7 +106,7 @@ def _parts(size: int, tiles: int) -> list[int]:
 
 
 def _priced(
-    product: Product, unit: _Unit, groups: int, parts: tuple[int, int, int], chip: Chip
+    product: Product, unit: _MatrixUnit, groups: int, parts: tuple[int, int, int], chip: ChipModel
 ) -> Spread:
     c, kind = chip.constants, chip.kind
     proportion = max(product.share or chip.proportion, _LEAST_SHARE)
@@ -149,7 +149,9 @@ def _received(left: tuple[float, int], right: tuple[float, int], kind: ChipKind)
     return left[0] + right[0] - (shared / 2 if kind.generation > 1 else 0.0)
 
 
-def _on_unit(unit: _Unit, rows: int, inner: int, columns: int, size: int, c: Constants) -> float:
+def _on_unit(
+    unit: _MatrixUnit, rows: int, inner: int, columns: int, size: int, c: Constants
+) -> float:
     blocks = math.ceil(inner / unit.inner) * math.ceil(columns / unit.columns)
     load = unit.inner * unit.columns * size / c.weight_load_bytes
     return blocks * (load + c.product_block + unit.row_cycles * max(rows, c.workers))

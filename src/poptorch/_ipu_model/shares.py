@@ -13,7 +13,7 @@ from .._ir.slots import Kind
 from .._ir.spec import OptimSpec, Spec, Strategy
 from .._systems import ChipKind, System
 from .cycles import node_cycles
-from .estimating import Capture, estimate, recomputed, updating_of
+from .estimating import CapturedModel, estimate, recomputed, updating_of
 
 ENOUGH = 1 << 62  # bytes that are always enough
 
@@ -21,13 +21,13 @@ ENOUGH = 1 << 62  # bytes that are always enough
 @_capture.forgetting_sources()
 def shares(
     request: _capture.Request, spec: Spec, optim: OptimSpec | None, chips: int, limit: int | None
-) -> list[_place.Share]:
-    captured = Capture(request, _capture.capture(request), optim, rows=0)
+) -> list[_place.ChipShare]:
+    captured = CapturedModel(request, _capture.capture(request), optim, rows=0)
     return _balanced(captured, spec, _systems.current().kind, chips, limit)
 
 
 @one_at_a_time()
-def recut(captured: Capture, spec: Spec, kind: ChipKind, chips: int) -> Capture:
+def recut(captured: CapturedModel, spec: Spec, kind: ChipKind, chips: int) -> CapturedModel:
     """Return a captured model divided over chips. If memory is not sufficient, divide it as if it
     were.
     """
@@ -38,7 +38,9 @@ def recut(captured: Capture, spec: Spec, kind: ChipKind, chips: int) -> Capture:
 
 
 @one_at_a_time()
-def fitting(captured: Capture, spec: Spec, system: System, chips: int) -> list[_place.Share]:
+def fitting(
+    captured: CapturedModel, spec: Spec, system: System, chips: int
+) -> list[_place.ChipShare]:
     """Divide a captured model so that it fits according to ``poptorch.estimate``.
 
     If the fastest division does not fit, the fullest chip gets less, repeatedly.
@@ -64,8 +66,8 @@ def fitting(captured: Capture, spec: Spec, system: System, chips: int) -> list[_
 
 
 def _divided(
-    captured: Capture, spec: Spec, kind: ChipKind, chips: int, limit: int | None
-) -> tuple[list[_place.Share], Capture]:
+    captured: CapturedModel, spec: Spec, kind: ChipKind, chips: int, limit: int | None
+) -> tuple[list[_place.ChipShare], CapturedModel]:
     made = _balanced(captured, spec, kind, chips, limit)
     begins = [share.begins or "" for share in made[1:]]
     graph, visits = _place.cut_at(captured.micro.graph, begins)
@@ -73,8 +75,8 @@ def _divided(
 
 
 def _balanced(
-    captured: Capture, spec: Spec, kind: ChipKind, chips: int, limit: int | None
-) -> list[_place.Share]:
+    captured: CapturedModel, spec: Spec, kind: ChipKind, chips: int, limit: int | None
+) -> list[_place.ChipShare]:
     micro, (_, update) = captured.micro.graph, updating_of(captured, spec)
     modules = [path for path, _ in captured.request.module.named_modules()]
     cycles_of = functools.partial(node_cycles, kind=kind)

@@ -12,7 +12,7 @@ from .._ir.blocks import StagePass
 from .._ir.schedule import Traffic
 from .._ir.slots import Kind
 from .cycles import FREE, Cost, slot_bytes
-from .parts import Action
+from .parts import TimedAction
 from .pass_cost import PassCost
 from .subject import Subject
 
@@ -30,7 +30,7 @@ class PassPrice(NamedTuple):
 
 
 class Timeline(NamedTuple):
-    actions: tuple[Action, ...]  # in the order of the columns
+    actions: tuple[TimedAction, ...]  # in the order of the columns
     by_chip: Mapping[int, Cost]  # of one run of the schedule; the totals are equal
     cycles: float  # of one run
     prices: Mapping[StagePass, PassPrice]
@@ -93,7 +93,7 @@ class _Clock:
         free, by_chip = self._free, self._by_chip
         own: dict[tuple[StagePass, Traffic | None], tuple[Cost, dict[str, float], float]] = {}
         ends: dict[schedule.Action, float] = {}
-        actions: list[Action] = []
+        actions: list[TimedAction] = []
         rounds = -1
         for column, chip, action in staged.schedule.cells():
             if action.stage_pass.is_update and action.stage_pass.round > rounds:
@@ -113,7 +113,7 @@ class _Clock:
             outside = Cost(exchange=sent, sync=sync if sent else 0.0)
             waited = Cost(bubble=start - free[chip])
             by_chip[chip] = by_chip[chip].plus(waited).plus(cost).plus(outside)
-            actions.append(Action(chip, column, str(action), start, parts, outside.total))
+            actions.append(TimedAction(chip, column, str(action), start, parts, outside.total))
             ends[action] = free[chip] = start + cost.total + outside.total
         self._meet()
         return Timeline(tuple(actions), by_chip, max(free.values(), default=0.0), self._prices)

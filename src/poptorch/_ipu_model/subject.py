@@ -13,7 +13,7 @@ from .._ir.slots import Kind, Slot
 from .._ir.spec import Spec
 from .constants import Constants
 from .pass_cost import PassCost, PricedPass
-from .products import Chip
+from .products import ChipModel
 
 POD = 64  # largest number of chips connected by IPU-Links
 
@@ -24,7 +24,7 @@ class Subject:
     passes: Mapping[StagePass, PricedPass]  # shared by variants with the same passes
     spec: Spec
     emit: Emit  # what is returned to the host
-    chip: Chip
+    chip: ChipModel
     per_replica: int  # number of chips
     replicas: int  # in all processes
     rows: int  # rows of the combined batches of all processes
@@ -48,7 +48,7 @@ class Subject:
     def flushes(self) -> int:
         return self.spec.loops.iterations if self.spec.training else 1
 
-    def chip_of(self, stage_pass: StagePass) -> Chip:
+    def chip_of(self, stage_pass: StagePass) -> ChipModel:
         own = self.proportions.get(self.staged.workload.chip_of(stage_pass))
         return self.chip if own is None else replace(self.chip, proportion=own)
 

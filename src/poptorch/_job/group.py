@@ -19,7 +19,7 @@ import torch
 from .._base import interrupts, log, terminal
 from .._base.errors import Error, StateError
 from . import heartbeat
-from .heartbeat import Heartbeat, Loss
+from .heartbeat import Heartbeat, LostProcess
 from .memory import CommonMemory, Regions, add_up
 from .rendezvous import Impatience, Line, open_store
 
@@ -79,7 +79,7 @@ class ProcessGroup:
         self.index, self.count = index, count
         self._pg: Any = None
         self._lost: Error | None = None
-        self._cause: Loss | None = None
+        self._cause: LostProcess | None = None
         self._pending = False
         self._opened_default = False  # torch's default group
         self._some: dict[tuple[int, ...], Any] = {}  # torch's groups of some of the processes
@@ -336,9 +336,9 @@ class ProcessGroup:
         except RuntimeError as error:
             loss = self._heartbeat.blame()
             first = next(iter(str(error).splitlines()), type(error).__name__)
-            raise self._loss(loss or Loss(-1, f"the network: {first}"), what) from error
+            raise self._loss(loss or LostProcess(-1, f"the network: {first}"), what) from error
 
-    def _loss(self, loss: Loss, what: str) -> Error:
+    def _loss(self, loss: LostProcess, what: str) -> Error:
         self._cause = loss
         if loss.process < 0:
             title = "The connection between the processes of the job is lost"

@@ -24,7 +24,7 @@ SILENT = 4 * INTERVAL
 Beat = dict[str, Any]
 
 
-class Loss(NamedTuple):
+class LostProcess(NamedTuple):
     process: int  # -1 for something that is not a process of the job
     why: str
 
@@ -103,7 +103,7 @@ class Heartbeat:
         self.doing = (self.doing[0] + 1, what)
         self._waiting_since = time.monotonic()
 
-    def stop(self, why: str, cause: Loss | None) -> None:
+    def stop(self, why: str, cause: LostProcess | None) -> None:
         self._told.clear()
         self._last = {"ended": why, "cause": cause}
         self._wake.set()
@@ -135,18 +135,18 @@ class Heartbeat:
         cause = self._last and self._last["cause"]
         return knows or "ended" in beat or bool(cause and cause[0] == other)
 
-    def look(self) -> Loss | None:
+    def look(self) -> LostProcess | None:
         for other in self._others:
             beat = self._beat_of(other)
             if beat.get("started") == self.doing[0] and beat["what"] != self.doing[1]:
-                return Loss(
+                return LostProcess(
                     other, (f"it is at another point of the program: it exchanges {beat['what']}")
                 )
             without = bool(self._gone) and other == self._owner
             has_left = beat.get("done", 0) < self.doing[0] or without
             if "ended" in beat and has_left:
                 cause = beat["cause"]
-                return Loss(other, beat["ended"]) if cause is None else Loss(*cause)
+                return LostProcess(other, beat["ended"]) if cause is None else LostProcess(*cause)
         if self._gone:
             return self._without_store(self._gone)
         no_sign = f"no sign of life for {self._patience:.0f} s"
@@ -154,9 +154,9 @@ class Heartbeat:
         if time.monotonic() - answered > self._patience:
             return self._without_store(no_sign)
         silent = self._silent(self._patience, self._met)
-        return Loss(silent[0], no_sign) if silent else None
+        return LostProcess(silent[0], no_sign) if silent else None
 
-    def blame(self) -> Loss | None:
+    def blame(self) -> LostProcess | None:
         """Return which process ended or is silent after a connection broke; None if it was the
         network.
         """
@@ -169,7 +169,7 @@ class Heartbeat:
                 return loss
             silent = self._silent(SILENT, began)
             if silent:
-                return Loss(silent[0], "it was killed, or its machine is lost")
+                return LostProcess(silent[0], "it was killed, or its machine is lost")
         return None
 
     def slow(self) -> list[int]:
@@ -180,8 +180,8 @@ class Heartbeat:
         since = {other: self._beats.get(other, ({}, began))[1] for other in self._others}
         return [other for other in self._others if max(since[other], began) < late]
 
-    def _without_store(self, why: str) -> Loss:
+    def _without_store(self, why: str) -> LostProcess:
         kept = "stored the messages of the processes"
         if self._owner < 0:
-            return Loss(-1, f"the launcher's agent {kept}, and {why}")
-        return Loss(self._owner, f"it {kept}, and {why}")
+            return LostProcess(-1, f"the launcher's agent {kept}, and {why}")
+        return LostProcess(self._owner, f"it {kept}, and {why}")

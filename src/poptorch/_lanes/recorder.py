@@ -24,7 +24,7 @@ class Writes(Exception):  # noqa: N818 (the caller computes it without writes)
     """An operator would write to a tensor, which is not allowed in a pure graph."""
 
 
-class Recorder:
+class GraphRecorder:
     """Adds what is computed within ``recording()`` to a graph, and equal computations only once."""
 
     def __init__(self, graph: fx.Graph) -> None:

@@ -38,7 +38,7 @@ from .batched import (
 )
 from .carried import Chain, reads
 from .demand import Demand
-from .recorder import Recorder
+from .recorder import GraphRecorder
 
 aten = torch.ops.aten
 EVOLVING = (Kind.BUFFER, Kind.CONSTANT)  # kinds that forward changes, separately in each replica
@@ -46,7 +46,7 @@ EVOLVING = (Kind.BUFFER, Kind.CONSTANT)  # kinds that forward changes, separatel
 
 def side_by_side(graph: Graph, lanes: Lanes) -> Graph:
     """Return the graph of several micro-batches, or raise ``NotVectorisable``."""
-    return _Lanes(graph, lanes).made()
+    return _Vectorizer(graph, lanes).made()
 
 
 def one_by_one(graph: Graph, replicas: int) -> Graph:
@@ -77,13 +77,13 @@ def sequential_exchange(graph: Graph, replicas: int, why: str) -> Error:
     )
 
 
-class _Lanes:
+class _Vectorizer:
     def __init__(self, graph: Graph, lanes: Lanes) -> None:
         self._source, self._lanes, self._count = graph, lanes, lanes.count
         self._written = {slot.key for slot in graph.outputs}
         self._demand = Demand(graph, lanes)
         self._graph = fx.Graph()
-        self._recorder = Recorder(self._graph)
+        self._recorder = GraphRecorder(self._graph)
         self._inputs: dict[fx.Node, torch.Tensor] = {}
         self._values: dict[fx.Node, Any] = {}
         self._totals: dict[fx.Node, Any] = {}

@@ -2,7 +2,7 @@
 stage.
 """
 
-from .balance import Share, balance, cut_at, find_units
+from .balance import ChipShare, balance, cut_at, find_units
 from .early import early
 from .place import check_batches, log_layout, place
 from .split import split, split_update, update_homes

@@ -123,7 +123,7 @@ def _entries(forward: Sequence[fx.Node], modules: Sequence[str]) -> dict[int, st
 
 
 @dataclass(frozen=True)
-class Share:
+class ChipShare:
     ipu: int
     begins: str | None  # path of the module that starts its block; None on the first chip
     cycles: float  # for one micro-batch
@@ -136,7 +136,7 @@ class Share:
         return self.weight_bytes + self.saved_bytes
 
 
-def balance(units: Sequence[Unit], chips: int, limit: int, pipelined: bool) -> list[Share]:
+def balance(units: Sequence[Unit], chips: int, limit: int, pipelined: bool) -> list[ChipShare]:
     """Divide the units so that the slowest chip is as fast as possible, and then so that few bytes
     are sent.
     """
@@ -180,17 +180,17 @@ def _best(
     units: Sequence[Unit],
     ends: Sequence[int],
     kept: Sequence[int],
-    joined: Callable[[float, Share], float],
+    joined: Callable[[float, ChipShare], float],
     most_bytes: int,
     most_cycles: float = math.inf,
-) -> tuple[float, list[Share]] | None:
-    before: dict[int, tuple[float, list[Share]]] = {0: (0.0, [])}  # by the end of the last part
+) -> tuple[float, list[ChipShare]] | None:
+    before: dict[int, tuple[float, list[ChipShare]]] = {0: (0.0, [])}  # by the end of the last part
     for chip, micro_batches in enumerate(kept):
-        best: dict[int, tuple[float, list[Share]]] = {}
+        best: dict[int, tuple[float, list[ChipShare]]] = {}
         for start, (score, shares) in before.items():
             for end in (place for place in ends if place > start):
                 part = units[start:end]
-                share = Share(
+                share = ChipShare(
                     chip,
                     part[0].begins,
                     sum(unit.cycles for unit in part),

@@ -10,7 +10,7 @@ import torch
 from .. import _capture, _place
 from .._base import source
 from .._ipu_model import estimating, shares
-from .._ipu_model.estimating import Capture
+from .._ipu_model.estimating import CapturedModel
 from .._ir.slots import Kind, Slot
 from .._ir.spec import Spec
 from .._systems import ChipKind, System
@@ -27,8 +27,8 @@ class Captures:
     def __init__(self, model: Model, bound: Bound) -> None:
         self._model, self._bound = model, bound
         self.rows = max((t.shape[0] for t in bound.tensors if t.dim()), default=1)
-        self._made: list[Capture] = []
-        self._changed: dict[object, Capture] = {}
+        self._made: list[CapturedModel] = []
+        self._changed: dict[object, CapturedModel] = {}
 
     def capture(
         self,
@@ -37,7 +37,7 @@ class Captures:
         kind: ChipKind | None = None,
         chips: int | None = None,
         every: int = 1,
-    ) -> Capture:
+    ) -> CapturedModel:
         """Return the captured model.
 
         Args:
@@ -57,11 +57,11 @@ class Captures:
             captured = self._change(estimating.recomputed, captured, None)
         return captured
 
-    def fitting(self, spec: Spec, system: System, chips: int) -> list[_place.Share]:
+    def fitting(self, spec: Spec, system: System, chips: int) -> list[_place.ChipShare]:
         """Return how to divide the model over this number of chips so that it fits."""
         return shares.fitting(self._captured(spec), spec, system, chips)
 
-    def _captured(self, spec: Spec, dtype: torch.dtype | None = None) -> Capture:
+    def _captured(self, spec: Spec, dtype: torch.dtype | None = None) -> CapturedModel:
         """Return the capture of the model and optimizer as they are now."""
         task = self._model.task(self._bound, spec, placeholders=True)
         request = task.request if dtype is None else _of_type(task.request, dtype)
@@ -75,11 +75,11 @@ class Captures:
 
     def _change(
         self,
-        change: Callable[..., Capture],
-        captured: Capture,
+        change: Callable[..., CapturedModel],
+        captured: CapturedModel,
         key: object,
         *args: object,
-    ) -> Capture:
+    ) -> CapturedModel:
         """Return a changed capture, which is made once for each change and graph."""
         whole = change, captured.micro.graph, key
         if whole not in self._changed:

@@ -43,7 +43,7 @@ def explain(session: Session, arguments: Arguments) -> _capture.Explanation:
 
 def shares(
     session: Session, arguments: Arguments, chips: int, limit: int | None
-) -> list[_place.Share]:
+) -> list[_place.ChipShare]:
     """Return how to divide the model over this number of chips."""
     with session.lock():
         task = _task(session, arguments)

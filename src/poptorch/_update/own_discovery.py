@@ -87,7 +87,7 @@ def _without_values() -> Iterator[Any]:
         yield mode
 
 
-class _Kind(NamedTuple):
+class _WeightKind(NamedTuple):
     """What weights with the same update have in common, except for the names of tensors."""
 
     group: str
@@ -154,7 +154,9 @@ class _Discovery:
         reached = self.mode.reached
         self.wholes.add(path for path, param in self.params.items() if param.identity in reached)
 
-    def _kinds(self, first: Mapping[str, Tensor], later: Mapping[str, Tensor]) -> dict[str, _Kind]:
+    def _kinds(
+        self, first: Mapping[str, Tensor], later: Mapping[str, Tensor]
+    ) -> dict[str, _WeightKind]:
         """Return for each weight its kind. Weights of the same kind have the same update."""
         found: dict[str, list[tuple[str, Identifier]]] = {path: [] for path in self.params}
         for prefix, results in (("first ", first), ("later ", later)):
@@ -169,7 +171,7 @@ class _Discovery:
             if owner in leaves:
                 leaves[owner].append(leaf)
         return {
-            path: _Kind(
+            path: _WeightKind(
                 self._group_of(path),
                 self.params[path].shape,
                 self.params[path].dtype,
@@ -181,12 +183,15 @@ class _Discovery:
         }
 
     def _examples(
-        self, kinds: Mapping[str, _Kind], first: Mapping[str, Tensor], later: Mapping[str, Tensor]
+        self,
+        kinds: Mapping[str, _WeightKind],
+        first: Mapping[str, Tensor],
+        later: Mapping[str, Tensor],
     ) -> dict[str, str]:
         """Return for each weight an example of its kind, if a step on the examples alone updates
         them in the same way.
         """
-        of_kind: dict[_Kind, str] = {}
+        of_kind: dict[_WeightKind, str] = {}
         examples = {path: of_kind.setdefault(kind, path) for path, kind in kinds.items()}
         if not all(kind.alone for kind in kinds.values()) or len(of_kind) == len(examples):
             return {}
@@ -213,11 +218,11 @@ class _Discovery:
         finally:
             self.known, self.leaves, self.layouts, self.initial = kept
 
-    def _signatures(self, kinds: Mapping[str, _Kind]) -> dict[str, str]:
+    def _signatures(self, kinds: Mapping[str, _WeightKind]) -> dict[str, str]:
         """Return for each weight a text that is equal for weights that are updated in the
         same way.
         """
-        texts: dict[_Kind, str | None] = {}
+        texts: dict[_WeightKind, str | None] = {}
         for path, kind in kinds.items():
             if path not in self.wholes.paths and kind not in texts:
                 texts[kind] = Signatures(self.origins, kind.shape).of(kind.results)

@@ -32,7 +32,7 @@ is the first to read prepared weights, as all later calls do.
 _SHARE = 0.5  # share of the free memory that the copy may use
 
 
-class Guarded:
+class WithFallback:
     """Runs ``fast`` until one of its calls fails that ``slow`` can make, and runs ``slow`` from
     then on.
     """

@@ -13,7 +13,7 @@ from torch import nn
 import poptorch
 from helpers.wrapping import Having, normal, options
 from poptorch import backends
-from poptorch._compile import cache, guarded, registry, tiers
+from poptorch._compile import cache, fallback, registry, tiers
 from poptorch._compile.tiers import PlanCode
 from poptorch._ir.program import State
 from poptorch.backends.protocol import Failure
@@ -126,7 +126,7 @@ def test_no_copy_of_the_state_is_kept_where_memory_is_short(
     plant: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Then the call cannot be made again, and its error says what was lost."""
-    monkeypatch.setattr(guarded, "available_memory", lambda: 1)
+    monkeypatch.setattr(fallback, "available_memory", lambda: 1)
     interpreted = training("reference")
     interpreted(X, Y)
     model = training("inductor")
@@ -144,11 +144,11 @@ def test_a_later_call_is_done_again_too_where_nothing_was_written_for_good(
     place: int, plant: Callable[..., Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     expected = training("reference")
-    wanted = [expected(X, Y).tolist() for _ in range(guarded.FIRST + 2)]
+    wanted = [expected(X, Y).tolist() for _ in range(fallback.FIRST + 2)]
     model = training("inductor")
-    plant(expected.plan(), guarded.FIRST * RUNS + place)
+    plant(expected.plan(), fallback.FIRST * RUNS + place)
 
-    losses = [model(X, Y).tolist() for _ in range(guarded.FIRST + 2)]
+    losses = [model(X, Y).tolist() for _ in range(fallback.FIRST + 2)]
 
     assert losses == wanted
     assert states_equal(model, expected)
@@ -159,11 +159,11 @@ def test_a_later_call_that_fails_in_its_second_update_keeps_the_first(
     plant: Callable[..., Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     once = training("reference")
-    for _ in range(guarded.FIRST):
+    for _ in range(fallback.FIRST):
         once(X, Y)
     model = training("inductor")
-    plant(once.plan(), guarded.FIRST * RUNS + ACCUMULATION + 2)
-    for _ in range(guarded.FIRST):
+    plant(once.plan(), fallback.FIRST * RUNS + ACCUMULATION + 2)
+    for _ in range(fallback.FIRST):
         model(X, Y)
 
     with pytest.raises(AssertionError) as caught:
@@ -177,8 +177,8 @@ def test_a_later_update_that_was_half_written_says_so(plant: Callable[..., Any])
     expected = training("reference")
     expected(X, Y)
     model = training("inductor")
-    plant(expected.plan(), guarded.FIRST * RUNS + ACCUMULATION + 1)
-    for _ in range(guarded.FIRST):
+    plant(expected.plan(), fallback.FIRST * RUNS + ACCUMULATION + 1)
+    for _ in range(fallback.FIRST):
         model(X, Y)
 
     with pytest.raises(AssertionError) as caught:
@@ -283,7 +283,7 @@ class Exchanging:
 def test_a_call_is_not_done_again_alone_after_an_exchange_with_other_processes() -> None:
     model = training("reference")
     model(X, Y)
-    alone = guarded.Guarded(Exchanging(), lambda: pytest.fail("done again"), model.plan())
+    alone = fallback.WithFallback(Exchanging(), lambda: pytest.fail("done again"), model.plan())
 
     with pytest.raises(AssertionError, match="expected size"):
         alone.run(model._session.weights.store.state, [X, Y])
