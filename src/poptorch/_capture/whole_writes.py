@@ -1,21 +1,23 @@
 """Replace operators that write over a whole tensor with pure ones, without replaying the graph.
 
-Batch norms write their statistics, and some activations write over their inputs. Nodes that read
-the tensor later then read the new value. Replaying the graph to remove writes takes as long as
-recording it did. That is still necessary if a view of a part of a tensor is written, or reads what
-was written.
+Batch norms write their statistics, some activations write over their inputs, and optimizers write
+over weights and state. Nodes that read the tensor later then read the new value, and views of it
+are made again. A write through a view of all elements, such as a transposed one, gives the tensor
+a new value as well. Replaying the graph to remove writes takes as long as recording it did. That
+is still necessary if a part of a tensor is written.
 """
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
 
-from .._ir.operators import may_view, writes, written_by
+from .._ir.operators import Operator, may_view, writes, written_by
 
 aten = torch.ops.aten
 
@@ -23,71 +25,152 @@ IDENTITIES = {
     aten.detach.default, aten.alias.default, aten.lift_fresh.default, aten.lift_fresh_copy.default,
 }  # fmt: skip
 _BATCH_NORM = aten._native_batch_norm_legit.default
+# Operators that write and are not element-wise, or whose pure form has another name.
 _PURE: dict[Any, Any] = {
-    aten.add_.Tensor: aten.add.Tensor,
-    aten.sub_.Tensor: aten.sub.Tensor,
-    aten.mul_.Tensor: aten.mul.Tensor,
-    aten.div_.Tensor: aten.div.Tensor,
-    aten.lerp_.Tensor: aten.lerp.Tensor,
-    aten.lerp_.Scalar: aten.lerp.Scalar,
-    aten.addcmul_.default: aten.addcmul.default,
-    aten.addcdiv_.default: aten.addcdiv.default,
-    aten.clamp_.default: aten.clamp.default,
+    aten.copy_.default: aten.copy.default,
+    aten.fill_.Scalar: aten.fill.Scalar,
+    aten.zero_.default: aten.zero.default,
     aten.pow_.Scalar: aten.pow.Tensor_Scalar,
-    aten.sqrt_.default: aten.sqrt.default,
-    aten.rsqrt_.default: aten.rsqrt.default,
-    aten.neg_.default: aten.neg.default,
-    aten.relu_.default: aten.relu.default,
-    aten.hardtanh_.default: aten.hardtanh.default,
-    aten.silu_.default: aten.silu.default,
+    aten.pow_.Tensor: aten.pow.Tensor_Tensor,
     _BATCH_NORM: aten._native_batch_norm_legit_functional.default,
 }
+_TURNED = {aten.permute.default, aten.t.default, aten.transpose.int}
+_RESHAPED = {
+    aten.view.default, aten.unsqueeze.default, aten.squeeze.default, aten.squeeze.dim,
+    aten.squeeze.dims,
+}  # fmt: skip
+# Views that mean the same for another tensor with the same layout.
+_AGAIN = {
+    aten.expand.default, aten.slice.Tensor, aten.select.int, aten.diagonal.default,
+    *_TURNED, *_RESHAPED, *IDENTITIES,
+}  # fmt: skip
+
+
+class _Place(NamedTuple):
+    """Where a node's value is stored."""
+
+    root: fx.Node  # the node that made the memory
+    views: tuple[fx.Node, ...]  # the views that lead from there to the value; empty for all of it
+
+
+_Places = Mapping[fx.Node, _Place]
 
 
 def make_whole_writes_pure(graph: fx.Graph, mode: Any) -> None:
     """Replace all writes, or none if there are others, because then the graph is replayed."""
     writers = [node for node in graph.nodes if writes(node)]
-    if not writers or any(node.target not in _PURE for node in writers):
+    if not writers or any(_pure_form(node.target) is None for node in writers):
         return
-    wholes, parts = _memory(graph)
-    last = {wholes.get(each): node for node in writers for each in written_by(node)}
-    if None in last or any(root in last and node < last[root] for node, root in parts.items()):
-        return
-    results = {node: _pure_result(node, mode) for node in writers}
-    if None not in results.values():
-        _rewrite(graph, wholes, results)
+    places = _places(graph)
+    written = {node: [places.get(each) for each in written_by(node)] for node in writers}
+    last: dict[fx.Node, fx.Node] = {}
+    for node, targets in written.items():
+        for place in targets:
+            if place is None:
+                return
+            last[place.root] = node
+    for node, place in places.items():
+        outdated = place.root in last and node < last[place.root]
+        if outdated and any(view.target not in _AGAIN for view in place.views):
+            return
+    results: dict[fx.Node, Sequence[Any]] = {}
+    for node in writers:
+        made = _results(node, places, mode)
+        if made is None:
+            return
+        results[node] = made
+    _Rewriting(graph, places, results).run()
 
 
-def _memory(graph: fx.Graph) -> tuple[dict[fx.Node, fx.Node], dict[fx.Node, fx.Node]]:
-    """Return, for each node, the node whose memory it shares: first for nodes that share all of
-    it, then for nodes that share a part.
-    """
-    wholes, parts = dict[fx.Node, fx.Node](), dict[fx.Node, fx.Node]()
+@functools.cache
+def _pure_form(target: Any) -> Any:
+    """Return the operator that returns what another one writes, or None."""
+    if target in _PURE:
+        return _PURE[target]
+    if torch.Tag.pointwise not in target.tags or torch.Tag.nondeterministic_seeded in target.tags:
+        return None
+    name, _, overload = str(target).removeprefix("aten.").partition(".")
+    found: Any = getattr(getattr(aten, name.removesuffix("_"), None), overload, None)
+    same = isinstance(found, Operator) and _arguments(found) == _arguments(target)
+    return found if same and not found._schema.is_mutable else None
+
+
+def _arguments(target: Any) -> list[tuple[str, str]]:
+    return [(each.name, str(each.type)) for each in target._schema.arguments]
+
+
+def _places(graph: fx.Graph) -> dict[fx.Node, _Place]:
+    places: dict[fx.Node, _Place] = {}
     for node in graph.nodes:
         first = node.args[0] if node.args else None
         if node.target is operator.getitem and isinstance(first, fx.Node) and not may_view(first):
-            wholes[node] = next(each for each in first.users if each.args == node.args)
+            same = next(each for each in first.users if each.args == node.args)
+            places[node] = _Place(same, ())
         elif node.op != "call_function" or not may_view(node):
-            wholes[node] = node
+            places[node] = _Place(node, ())
         elif isinstance(first, fx.Node):
-            same = first in wholes and (node.target in IDENTITIES or writes(node))
-            (wholes if same else parts)[node] = wholes[first] if first in wholes else parts[first]
-    return wholes, parts
+            root, views = places[first]
+            if node.target not in IDENTITIES and not writes(node):
+                views = () if _is_whole(node, root) else (*views, node)
+            places[node] = _Place(root, views)
+    return places
 
 
-def _pure_result(node: fx.Node, mode: Any) -> Any:
-    """Return the value without data of the pure operator; None if it is not that of the write."""
+def _is_whole(view: fx.Node, root: fx.Node) -> bool:
+    value, whole = view.meta.get("val"), root.meta.get("val")
+    if not isinstance(value, torch.Tensor) or not isinstance(whole, torch.Tensor):
+        return False
+    return view.target in _AGAIN and _are_alike(value, whole)
+
+
+def _results(node: fx.Node, places: _Places, mode: Any) -> list[Any] | None:
+    """Return, without data, what the pure operator makes, and then the new values of what the
+    written view was made from, up to all of the memory; None if these are not those of the write.
+    """
     inputs = [each.meta.get("val") for each in node.all_input_nodes]
     if any(getattr(each, "fake_mode", None) is not mode for each in inputs):
         return None
     args = fx.map_arg(node.args, lambda each: each.meta["val"])
     kwargs = fx.map_arg(node.kwargs, lambda each: each.meta["val"])
+    written = written_by(node)
     with mode, torch.no_grad():
-        result = _PURE[node.target](*args, **kwargs)
-    if node.target is _BATCH_NORM:
-        before = [*node.meta["val"], *(each.meta["val"] for each in written_by(node))]
-        return result if all(map(_are_alike, result, before)) else None
-    return result if _are_alike(result, node.meta["val"]) else None
+        result = _pure_form(node.target)(*args, **kwargs)
+        if node.target is _BATCH_NORM:
+            before = [*node.meta["val"], *(each.meta["val"] for each in written)]
+            alike = all(map(_are_alike, result, before))
+            return [result] if alike and not any(places[each].views for each in written) else None
+        if not _are_alike(result, node.meta["val"]):
+            return None
+        results = [result]
+        for view in reversed(places[written[0]].views):
+            back = _back(view)
+            if back is None:
+                return None
+            operation, *others = back
+            results.append(operation(results[-1], *others))
+            if not _are_alike(results[-1], _viewed(view).meta["val"]):
+                return None
+    return results
+
+
+def _viewed(view: fx.Node) -> fx.Node:
+    viewed = view.args[0]
+    assert isinstance(viewed, fx.Node)
+    return viewed
+
+
+def _back(view: fx.Node) -> tuple[Any, ...] | None:
+    """Return the operator, and what follows its first argument, that undoes a view; None if the
+    view has not all elements.
+    """
+    shape = _viewed(view).meta["val"].shape
+    if view.target in _RESHAPED and all(type(size) is int for size in shape):
+        return aten.view.default, list(shape)
+    if view.target not in _TURNED:
+        return None
+    turned = torch.empty([1 + at for at in range(len(shape))], device="meta")
+    order = [size - 1 for size in view.target(turned, *view.args[1:]).shape]
+    return aten.permute.default, [order.index(at) for at in range(len(order))]
 
 
 def _are_alike(one: torch.Tensor, two: torch.Tensor) -> bool:
@@ -95,23 +178,77 @@ def _are_alike(one: torch.Tensor, two: torch.Tensor) -> bool:
     return kinds[0] == kinds[1]
 
 
-def _rewrite(
-    graph: fx.Graph, wholes: Mapping[fx.Node, fx.Node], results: Mapping[fx.Node, Any]
-) -> None:
-    """Let every node read the value that the memory of its operands has at this point."""
-    now = dict[fx.Node, fx.Node]()
+class _Rewriting:
+    """Lets every node read the value that the memory of its operands has at this point.
 
-    def held(node: fx.Node) -> fx.Node:
-        return now.get(wholes.get(node, node), node)
+    Args:
+        results: what ``_results`` returns, by what writes.
+    """
 
-    for node in list(graph.nodes):
-        targets = [wholes[each] for each in written_by(node)]
-        node.args, node.kwargs = fx.map_arg(node.args, held), fx.map_arg(node.kwargs, held)
-        if node not in results:
-            continue
-        node.target = _PURE[node.target]
-        new = _statistics(node, results[node]) if len(targets) > 1 else [node]
-        now.update(zip(targets, new, strict=True))
+    def __init__(
+        self, graph: fx.Graph, places: _Places, results: Mapping[fx.Node, Sequence[Any]]
+    ) -> None:
+        self._graph, self._places, self._results = graph, places, results
+        self._now: dict[fx.Node, fx.Node] = {}  # the present value, by memory
+        # the latest node of each view, and the value of all of the memory that it belongs to
+        self._latest: dict[_Place, tuple[fx.Node, fx.Node]] = {}
+
+    def run(self) -> None:
+        for node in list(self._graph.nodes):
+            targets = [self._places[each] for each in written_by(node)]
+            with self._graph.inserting_before(node):
+                node.args = fx.map_arg(node.args, self._held)
+                node.kwargs = fx.map_arg(node.kwargs, self._held)
+            place = self._places.get(node)
+            if node in self._results:
+                self._write(node, targets)
+            elif place is not None and place.views and place.views[-1] is node:
+                self._latest[place] = node, self._value(place.root)
+
+    def _value(self, root: fx.Node) -> fx.Node:
+        return self._now.get(root, root)
+
+    def _held(self, node: fx.Node) -> fx.Node:
+        place = self._places.get(node)
+        return node if place is None else self._at(place)
+
+    def _at(self, place: _Place) -> fx.Node:
+        value = self._value(place.root)
+        if not place.views:
+            return value
+        latest, of = self._latest[place]
+        if of is not value:
+            view = place.views[-1]
+            viewed = self._at(_Place(place.root, place.views[:-1]))
+            latest = self._graph.call_function(
+                view.target,  # type: ignore[arg-type]
+                (viewed, *view.args[1:]),
+                view.kwargs,
+            )
+            latest.meta = dict(view.meta)
+            self._latest[place] = latest, value
+        return latest
+
+    def _write(self, node: fx.Node, targets: Sequence[_Place]) -> None:
+        first, *others = self._results[node]
+        node.target = _pure_form(node.target)
+        if len(targets) > 1:
+            for place, new in zip(targets, _statistics(node, first), strict=True):
+                self._now[place.root] = new
+            return
+        made = [node]
+        (place,) = targets
+        with self._graph.inserting_after(node):
+            for view, value in zip(reversed(place.views), others, strict=True):
+                operation, *rest = _back(view) or ()
+                new = self._graph.call_function(operation, (made[-1], *rest))
+                new.meta = {**node.meta, "val": value}
+                made[-1].append(new)
+                made.append(new)
+        self._now[place.root] = made[-1]
+        for depth, each in enumerate(made[:-1]):
+            views = place.views[: len(place.views) - depth]
+            self._latest[_Place(place.root, views)] = each, made[-1]
 
 
 def _statistics(norm: fx.Node, result: Sequence[torch.Tensor]) -> list[fx.Node]:

@@ -57,6 +57,9 @@ class Numbers(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = dict(kwargs or {})
+        name = getattr(func, "__name__", "")
+        if self._is_plain_question(func, name, args):
+            return func(*args, **kwargs)
         args, kwargs = self._of_run(func, args, kwargs)
         if func in TRUTHS:
             return self._truth(args[0])
@@ -71,7 +74,6 @@ class Numbers(TorchFunctionMode):
             args[0].detach().copy_(args[1])
             self.origins.note(func, args, kwargs, known, args[0])
             return None
-        name = getattr(func, "__name__", "")
         if name in ABOUT:
             return func(*args, **kwargs)
         if name == "__setitem__" and _is_by_mask(*args):
@@ -84,6 +86,12 @@ class Numbers(TorchFunctionMode):
             kwargs["dtype"] = kwargs.get("dtype") or _usual_type(args[0])
             return self._compute(torch.full, "full", ((), args[0]), kwargs)
         return self._compute(func, name, args, kwargs)
+
+    def _is_plain_question(self, func: Any, name: str, args: tuple[Any, ...]) -> bool:
+        """Return whether something about a tensor of the step is asked, as most calls do."""
+        if name not in ABOUT or len(args) != 1 or func == GET_DATA:
+            return False
+        return type(args[0]) is self.without_values and id(args[0]) not in self.hosts
 
     def _answered(self, func: Any, *args: Any, **kwargs: Any) -> Any:
         return self.__torch_function__(func, (), args, kwargs)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from .known_functions import COPIES, FILLING, MADE_OF_NOTHING, UNSET, title_of
-from .values import Geometry, as_number, geometry_of, place_of, tensors_in
+from .values import Geometry, as_number, geometry_of, place_of, tensors_in, unobserved
 
 Source = tuple[str, str]  # what a value depends on: role and key
 Sources = frozenset[Source]
@@ -47,7 +47,8 @@ class Origins:
         Two weights may have inputs with the same name. These inputs correspond to each other.
         """
         self.keep(tensor)
-        place = place_of(tensor)
+        with unobserved():
+            place = place_of(tensor)
         role, key = source
         known = self.name("input of a weight" if role == WEIGHT else "input", name)
         self._contents[place] = known._replace(weight=key) if role == WEIGHT else known
@@ -64,21 +65,25 @@ class Origins:
 
     def say_uniform(self, number: Tensor, value: complex) -> None:
         """Record the present value of a number."""
-        self._uniform[place_of(number)] = value
+        with unobserved():
+            self._uniform[place_of(number)] = value
 
     # Queries.
 
     def uniform(self, tensor: Tensor) -> complex | None:
         """Return the number that all elements are equal to, if it is known."""
-        return self._uniform.get(place_of(tensor))
+        with unobserved():
+            return self._uniform.get(place_of(tensor))
 
     def sources(self, value: Any) -> Sources:
-        found = (self._sources.get(place_of(each), _NOTHING) for each in tensors_in(value))
-        return _NOTHING.union(*found)
+        with unobserved():
+            found = (self._sources.get(place_of(each), _NOTHING) for each in tensors_in(value))
+            return _NOTHING.union(*found)
 
     def identifier(self, value: Any) -> Identifier:
         """Return the identifier of a value."""
-        return self.name(value)
+        with unobserved():
+            return self.name(value)
 
     # Computations.
 

@@ -38,6 +38,7 @@ from .absent import enter as enter_absent
 from .hook_calls import call_step, unhooked_step
 from .origins import Identifier, Origins
 from .value_reads import ValueNeeded, value_needed
+from .values import unobserved
 
 
 @dataclass
@@ -166,7 +167,8 @@ class Run:
         self.before: dict[Place, Identifier] = {}
 
     def step(self) -> None:
-        made = [[*map(self._stand_in, group.params)] for group in self._own.groups]
+        with unobserved():
+            made = [[*map(self._stand_in, group.params)] for group in self._own.groups]
         for at, group in enumerate(self._own.groups):
             self.groups.append(self._group(at, group, made[at]))
         for number, optimizer in enumerate(self._own.optimizers):

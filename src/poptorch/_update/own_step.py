@@ -130,13 +130,17 @@ class _Update:
             source = (WEIGHT, slot.weight) if slot.weight else (NUMBER, slot.key)
             take = self.origins.enter_number if each.leaf.number else enter
             name = slot.name if slot.weight else slot.key
-            value = self.tensors[slot.key].clone().reshape(each.leaf.shape)
+            value = _shaped(self.tensors[slot.key].clone(), each.leaf.shape)
             inputs.kept[each.place] = take(value, name, source)
         for slot in self.hypers:
             leaves = leaves_of(self.own.groups[slot.index].values)
             leaf = next(each for each in leaves if each.name == slot.name)
-            value = self.tensors[slot.key].clone().reshape(leaf.shape)
+            value = _shaped(self.tensors[slot.key].clone(), leaf.shape)
             take = self.origins.enter_number if leaf.number else enter
             place = of_group(slot.index), slot.name
             inputs.hypers[place] = take(value, slot.key, (HYPER, slot.key))
         return inputs
+
+
+def _shaped(value: Tensor, shape: tuple[int, ...]) -> Tensor:
+    return value if value.shape == shape else value.reshape(shape)

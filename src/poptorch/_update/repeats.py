@@ -17,7 +17,7 @@ from torch import Tensor
 from .._base import private
 from .likeness import Wholes
 from .origins import Identifier
-from .values import Geometry, geometry_of, place_of, tensors_in
+from .values import Geometry, geometry_of, place_of, tensors_in, unobserved
 
 _HOST = torch.device("cpu")
 
@@ -61,9 +61,10 @@ class Repeats:
         """Return a tensor without values, with its own memory."""
         if self._cls is None or self._undisturbed is None:
             return torch.empty(shape, dtype=dtype)
-        with self._undisturbed():
-            inner = torch.empty(shape, dtype=dtype, device="meta")
-        return self._cls(self._mode, inner, _HOST)  # type: ignore[no-any-return]
+        with unobserved():
+            with self._undisturbed():
+                inner = torch.empty(shape, dtype=dtype, device="meta")
+            return self._cls(self._mode, inner, _HOST)  # type: ignore[no-any-return]
 
     def _made(self, geometry: Geometry) -> Tensor:
         shape, stride, _, dtype = geometry

@@ -6,11 +6,15 @@ that arithmetic with it follows Python's type rules instead of the rules for ten
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+from .._base import private
 
 
 class Geometry(NamedTuple):
@@ -18,6 +22,18 @@ class Geometry(NamedTuple):
     stride: tuple[int, ...]
     offset: int
     dtype: torch.dtype
+
+
+def unobserved() -> contextlib.AbstractContextManager[None]:
+    """Return a context in which no mode hears of functions, for questions that are not part of a
+    step.
+    """
+    return _without_functions()()
+
+
+@functools.cache
+def _without_functions() -> Callable[[], contextlib.AbstractContextManager[None]]:
+    return private.optional("DisableTorchFunction") or contextlib.nullcontext
 
 
 def is_number(value: Any) -> bool:
