@@ -151,6 +151,77 @@ def test_the_users_optimizer_is_not_stepped() -> None:
     assert torch.equal(model.layer.weight, before)
 
 
+# Updates that were compared before.
+
+
+@pytest.fixture
+def comparisons(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the optimizers whose updates were compared."""
+    names = []
+    usual = pkgutil.resolve_name("poptorch._eager.update_differences")
+
+    def compare(request: Any, spec: Any, optimizer: Any) -> Any:
+        names.append(type(optimizer.optimizer).__name__)
+        return usual(request, spec, optimizer)
+
+    monkeypatch.setattr("poptorch._eager.update_differences", compare)
+    return names
+
+
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.NAdam, own.Lion])
+def test_an_update_that_was_compared_is_not_compared_again(
+    kind: type[torch.optim.Optimizer], comparisons: list[str]
+) -> None:
+    train_once(kind)
+    train_once(kind)
+
+    assert comparisons == [kind.__name__]
+
+
+def test_another_learning_rate_is_no_other_update(comparisons: list[str]) -> None:
+    for rate in (0.1, 0.2):
+        model = Model()
+        optimizer = torch.optim.NAdam(model.parameters(), lr=rate)
+        wrapped = poptorch.trainingModel(model, options().checkAgainstEager("error"), optimizer)
+        wrapped.compile(torch.randn(4, 3))
+
+    assert comparisons == ["NAdam"]
+
+
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.NAdam])
+@pytest.mark.parametrize("settings", [{"maximize": True}, {"eps": 1e-3}, {"foreach": True}])
+def test_an_optimizer_with_other_settings_is_compared(
+    kind: type[torch.optim.Optimizer], settings: dict[str, Any], comparisons: list[str]
+) -> None:
+    train_once(kind)
+
+    train_once(kind, **settings)
+
+    assert comparisons == [kind.__name__] * 2
+
+
+def test_another_update_of_the_same_optimizer_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    train_once(torch.optim.NAdam)
+    plant(monkeypatch, larger_weights)
+
+    with pytest.raises(poptorch.Error, match="differs by"):
+        train_once(torch.optim.NAdam)
+
+
+def test_an_optimizer_that_was_not_compared_is_compared_later(comparisons: list[str]) -> None:
+    """The first one has already made steps, so its formula cannot be compared."""
+    model = Model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    model(torch.randn(4, 3))[1].backward()
+    optimizer.step()
+    wrapped = poptorch.trainingModel(model, options().checkAgainstEager("error"), optimizer)
+    wrapped.compile(torch.randn(4, 3))
+
+    train_once(torch.optim.AdamW)
+
+    assert comparisons == ["AdamW"] * 2
+
+
 # Updates that are traced from a step.
 
 
@@ -196,6 +267,17 @@ def test_a_step_that_depends_on_the_identity_of_parameters_is_noticed() -> None:
 
     with pytest.raises(poptorch.Error, match=r"'layer.weight' after 3 updates differs by"):
         wrapped(torch.randn(4, 3))
+
+
+def test_an_optimizer_that_holds_a_layer_is_compared_each_time(comparisons: list[str]) -> None:
+    """Its step may tell parameters apart by the layer, which nothing stored can describe."""
+    for _ in range(2):
+        model = Model()
+        optimizer = ByIdentity(model.parameters(), nn.Linear(3, 3))
+        wrapped = poptorch.trainingModel(model, options().checkAgainstEager("error"), optimizer)
+        wrapped.compile(torch.randn(4, 3))
+
+    assert comparisons == ["ByIdentity"] * 2
 
 
 def test_a_traced_update_that_continues_from_steps_in_eager_torch_is_compared(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -18,6 +19,7 @@ from .._ir.closeness import Difference
 from .._ir.graph import Graph
 from .._ir.loops import Lanes
 from .._ir.passes import leaving_out
+from .._ir.slots import Kind
 from .._ir.spec import OptimSpec
 from .._ir.symbolic import NotSymbolic
 from .cache import Store
@@ -79,7 +81,7 @@ class EagerCheck:
         """
         if self._before is None:
             return micro
-        self._key = _key_of(micro.graph)
+        self._key = _key_of([micro.graph])
         if self._is_known(""):
             return micro
         needed, free = _needed(micro.graph), available_memory()
@@ -127,13 +129,25 @@ class EagerCheck:
             log.engine.debug("A capture without one step was not compared: %s", skipped)
             return False
 
-    def update(self, optim: OptimSpec | None, optimizer: _eager.EagerOptimizer | None) -> None:
+    def update(
+        self,
+        optim: OptimSpec | None,
+        optimizer: _eager.EagerOptimizer | None,
+        graphs: Mapping[str, Graph],
+    ) -> None:
         """Compare some updates with those of the user's own optimizer.
+
+        ``graphs``: the program's, some of which contain the update.
 
         Raises:
             Error: they disagree, and the options turn this into an error.
         """
         if not self.is_on or optim is None or optimizer is None:
+            return
+        updates = [each for each in graphs.values() if _updates_weights(each)]
+        text = _eager.text_of(optimizer.optimizer)
+        key = None if text is None else _key_of(updates, text)
+        if self._is_stored(key):
             return
         try:
             found = _eager.update_differences(self._request, optim, optimizer)
@@ -142,6 +156,8 @@ class EagerCheck:
             return
         if found:
             self._react(_updates_differ(type(optimizer.optimizer).__name__, found))
+        else:
+            self._store_key(key)
 
     def lanes(self, micro: Micro, several: Graph, lanes: Lanes) -> bool:
         """Return whether several micro-batches side by side agree with the same ones one after
@@ -197,11 +213,15 @@ class EagerCheck:
         log.engine.info("The program was not compared with eager PyTorch: %s", why)
 
     def _is_known(self, part: str) -> bool:
-        key = self._name(part)
-        return key is not None and self._store is not None and self._store.is_checked(key)
+        return self._is_stored(self._name(part))
 
     def _note(self, part: str) -> None:
-        key = self._name(part)
+        self._store_key(self._name(part))
+
+    def _is_stored(self, key: str | None) -> bool:
+        return key is not None and self._store is not None and self._store.is_checked(key)
+
+    def _store_key(self, key: str | None) -> None:
         if key is not None and self._store is not None:
             self._store.note_checked(key)
 
@@ -284,12 +304,17 @@ def _needed(graph: Graph) -> int:
     return 2 * (peak_bytes(graph) + sum(slot.bytes for slot in graph.gradients))
 
 
-def _key_of(graph: Graph) -> str | None:
+def _updates_weights(graph: Graph) -> bool:
+    return any(slot.kind is Kind.PARAM for slot in graph.outputs)
+
+
+def _key_of(graphs: Sequence[Graph], text: str = "") -> str | None:
     """Return a digest of what was captured, or None if some of it has no text form."""
-    try:
-        nodes = graph_json.encode_nodes(graph.module)
-    except TypeError:
-        return None
-    slots = [str(slot) for slot in (*graph.inputs, *graph.outputs)]
-    content = json.dumps([nodes, slots, VERSION, torch.__version__], sort_keys=True)
-    return hashlib.sha256(content.encode()).hexdigest()[:32]
+    content: list[Any] = [text, VERSION, torch.__version__]
+    for graph in graphs:
+        try:
+            content.append(graph_json.encode_nodes(graph.module))
+        except TypeError:
+            return None
+        content.append([str(slot) for slot in (*graph.inputs, *graph.outputs)])
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]

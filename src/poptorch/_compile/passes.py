@@ -58,19 +58,15 @@ def check_against_eager(
     request: _capture.Request,
     earlier: sizes.Earlier | None,
     check: EagerCheck,
-    optim: OptimSpec | None,
-    eager_optimizer: EagerOptimizer | None,
 ) -> _capture.Micro:
-    """Compare the graph and the update with eager PyTorch, on the first micro-batch of the call."""
+    """Compare the graph with eager PyTorch, on the first micro-batch of the call."""
 
     def again() -> _capture.Micro:
         made = _capture.capture(request, check.before)
         check_sizes(made, request, earlier)
         return made
 
-    agreeing = check.micro_batch(micro, again, lambda each: sizes.at_hand(each, request))
-    check.update(optim, eager_optimizer)
-    return agreeing
+    return check.micro_batch(micro, again, lambda each: sizes.at_hand(each, request))
 
 
 def put_side_by_side(
@@ -162,6 +158,16 @@ def build_program(flat: FlatParameters, batched: Batched, spec: Spec, by_stages:
     )
 
 
+def check_update(
+    program: Program,
+    check: EagerCheck,
+    optim: OptimSpec | None,
+    eager_optimizer: EagerOptimizer | None,
+) -> None:
+    """Compare some updates with those of the user's optimizer in eager PyTorch."""
+    check.update(optim, eager_optimizer, program.graphs)
+
+
 def check_broadcast(program: Program, request: _capture.Request, spec: Spec) -> None:
     """Check that replicas agree on the buffers that forward changes."""
     alone = spec.loops.input_groups == 1 and not spec.trains_together
@@ -197,6 +203,7 @@ PASSES = (
     Pass("shard", "_compile", shard, "flat", without=whole_state),
     Pass("bundle", "_update", bundle_weights, "flat", without=single_weights),
     Pass("build", "_update", build_program, "program"),
+    Pass("check update", "_eager", check_update),
     Pass("check broadcast", "_compile", check_broadcast),
     Pass("stage", "_place, _schedule", stage, "staged"),
 )

@@ -1,6 +1,7 @@
 """Compare a captured micro-batch with eager PyTorch, on the user's first batch."""
 
 from .check import Check, Mismatch, Skipped
+from .described import text_of
 from .traced_update import NotCompared
 from .update import EagerOptimizer, update_differences
 
@@ -10,5 +11,6 @@ __all__ = [
     "Mismatch",
     "NotCompared",
     "Skipped",
+    "text_of",
     "update_differences",
 ]

@@ -23,7 +23,7 @@ from .._ir import slots
 from .._ir.closeness import Difference, difference
 from .._ir.slots import Kind, Slot
 from .._ir.spec import OptimSpec
-from .traced_update import traced_differences
+from .traced_update import NotCompared, traced_differences
 
 _UPDATES = 3
 # number of roundings that may add up over the updates, because the orders of operations differ
@@ -51,10 +51,12 @@ def update_differences(
     if spec.own is not None:
         return traced_differences(request, spec, eager.optimizer, eager.hypers)
     found: list[Difference] = []
+    compared = True
     for group, slot in _representatives(request, spec):
         tensor = request.tensors[slot.path].tensor
         kept = eager.optimizer.state.get(tensor, {})
         if _has_stepped(kept):  # the program continues with this state
+            compared = False
             continue
         given = tensor.detach().to(slot.dtype)
         generator = torch.Generator().manual_seed(0)
@@ -68,6 +70,8 @@ def update_differences(
         share = _ROUNDINGS * torch.finfo(slot.dtype).eps
         for name, mine, theirs in pairs:
             found += filter(None, [difference(name, mine, theirs, share)])
+    if not (found or compared):
+        raise NotCompared("the optimizer has already made steps")
     return found
 
 
