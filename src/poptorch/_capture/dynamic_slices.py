@@ -204,5 +204,7 @@ def _text(bound: Any) -> str:
 
 def _refuse(got: str, fix: str) -> NoReturn:
     raise Error(
-        "This index, whose position is the value of a tensor, cannot be compiled", got=got, fix=fix
+        "This index cannot be compiled, because its position is the value of a tensor",
+        got=got,
+        fix=fix,
     )

@@ -47,7 +47,7 @@ def explained(module: nn.Module, inputs: str, backward: bool = False) -> Iterato
             ) from error
         if isinstance(error, TypeError) and _ARRAY in str(error):
             raise InvalidType(
-                "A NumPy array is where a tensor is needed",
+                "A NumPy array was passed where a tensor is needed",
                 got=f"{str(error).splitlines()[0]}, in forward of {name}",
                 where=line,
                 fix="pass torch.from_numpy(x) in place of the array x",

@@ -373,7 +373,7 @@ def along_symbols(graph: fx.Graph) -> fx.Node | None:
 
 
 def _is_open(node: fx.Node) -> bool:
-    """Tell whether a symbolic size limits the indices that an operator reads."""
+    """Return whether a symbolic size limits the indices that an operator reads."""
     target, args = node.target, cast("Any", node.args)
     if target in _UNPOOLING:
         return any(isinstance(size, fx.Node) for size in args[2])

@@ -56,7 +56,7 @@ class NotSymbolic(Exception):  # noqa: N818 (each size then has its own program)
 
 
 def computes_size(node: fx.Node) -> bool:
-    """Tell whether a node reads a size or computes with sizes; its value is a number."""
+    """Return whether a node reads a size or computes with sizes; its value is a number."""
     return node.op == "call_function" and (node.target in _READING or node.target in _ARITHMETIC)
 
 

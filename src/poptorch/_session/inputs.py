@@ -178,7 +178,7 @@ class Inputs:
         self._allowed.clear()
 
     def _allows(self, shapes: list[torch.Size]) -> bool:
-        """Tell whether the program may be used for tensors of these shapes."""
+        """Return whether the program may be used for tensors of these shapes."""
         if not self.symbols:
             return shapes == self._shapes
         key = tuple(shapes)
@@ -213,7 +213,7 @@ class Inputs:
         return given is not None and self._allows([tensor.shape for tensor in given])
 
     def covers(self, other: Inputs) -> bool:
-        """Tell whether a program for this kind takes what another one was used with last."""
+        """Return whether a program for this kind takes what another one was used with last."""
         if self._dtypes != other._dtypes or len(self.bound.parts) != len(other.bound.parts):
             return False
         parts = zip(self.bound.parts, other.bound.parts, strict=True)
@@ -222,7 +222,7 @@ class Inputs:
         return self._allows(other.shapes)
 
     def differs_in_sizes(self, arguments: Arguments) -> bool:
-        """Tell whether a call has inputs like these but for sizes of dimensions."""
+        """Return whether a call has inputs like these but for sizes of dimensions."""
         given = self._alike(arguments)
         return given is not None and all(
             tensor.dim() == len(shape) for tensor, shape in zip(given, self._shapes, strict=True)

@@ -48,10 +48,14 @@ def fill(
         )
     if (loss is not None) != saved.has_loss:
         raise Error(
-            "The saved model has a loss that was passed as loss="
+            "The model was saved with a loss that was passed as loss="
             if saved.has_loss
-            else ("The saved model has no loss that was passed as loss="),
-            fix=f"load the file with{'' if saved.has_loss else 'out'} loss=",
+            else "The model was saved without a loss that was passed as loss=",
+            fix=(
+                "pass the same loss to poptorch.load: loss=..."
+                if saved.has_loss
+                else "remove the argument loss= from the call of poptorch.load"
+            ),
         )
     stored = saved.under(MODEL)
     tensors = _capture.tensors_of(model)

@@ -89,7 +89,7 @@ class Specialization:
         return tuple(s.unflatten([next(given) for _ in s.paths]) for _, s in bound.parts)
 
     def replaces(self, other: Specialization) -> bool:
-        """Tell whether this program serves the sizes that another one was used with last."""
+        """Return whether this program serves the sizes that another one was used with last."""
         is_whole = self.share is None and other.share is None
         return is_whole and self.mode == other.mode and self.inputs.covers(other.inputs)
 

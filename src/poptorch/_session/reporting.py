@@ -205,7 +205,7 @@ def check(spec: Spec) -> None:
         raise Error(
             "The IPU model has no cycle counts",
             got="logCycleCount(True) with the simulated device",
-            fix="remove one of the two settings",
+            fix="remove logCycleCount(True), or the setting that simulates the device",
         )
 
 

@@ -478,7 +478,7 @@ def _trained(spec: OptimSpec, own: OwnStep) -> dict[str, OwnParam]:
 
 def _changes_shared(place: Place, other: Place) -> Error:
     return Error(
-        "The optimizer's step changes a tensor that is in several places",
+        "The optimizer's step changes a tensor that is in several groups or attributes",
         got=f"the tensor is {_in_words(place)}, and also {_in_words(other)}",
         fix="give each group and each attribute its own tensor, for example lr.clone()",
     )

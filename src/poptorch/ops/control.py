@@ -155,6 +155,6 @@ def _common_shapes(*bodies: torch.fx.GraphModule) -> list[tuple[int, ...]]:
         "Both bodies of a cond must return the same number of tensors, of the same dtypes "
         "and sizes",
         f"{describe(kinds_of(taken))} and {describe(kinds_of(other))}",
-        "return tensors of the same kind from both",
+        "return tensors of the same shapes and types from both bodies",
     )
     return [tuple(t.shape) for t in other]

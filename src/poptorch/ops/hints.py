@@ -36,7 +36,7 @@ def set_available_memory(tensor: torch.Tensor, available_memory_proportion: floa
     proportion = available_memory_proportion
     number = isinstance(proportion, int | float) and not isinstance(proportion, bool)
     title = "The available memory proportion must be a number between 0 and 1"
-    fix = "pass a share of memory; the system's default is 0.6"
+    fix = "pass a fraction of the memory, for example 0.6, which is the default"
     check.that(number and 0 <= proportion <= 1, title, repr(proportion), fix)
     return _hinted(tensor, Hint.AVAILABLE_MEMORY, repr(float(proportion)))
 

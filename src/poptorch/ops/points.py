@@ -130,7 +130,7 @@ def _invalid(title: str, got: str) -> None:
     raise InvalidValue(
         title,
         got=got,
-        fix=("pass two arrays of points with the same number of features, both sorted by batch"),
+        fix=("pass two tensors of points with the same number of features, both sorted by batch"),
     )
 
 

@@ -199,4 +199,8 @@ def _fix(key: Any) -> str:
         return f"{key} takes a value of type {tables[0]}"
     every = sorted(set().union(*KEYS.values()))
     close = difflib.get_close_matches(str(key), every, n=3)
-    return f"did you mean {' or '.join(close)}?" if close else "remove it: nothing reads it"
+    return (
+        f"did you mean {' or '.join(close)}?"
+        if close
+        else "remove this option, because nothing reads it"
+    )

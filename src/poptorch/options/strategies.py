@@ -249,7 +249,7 @@ class _IPhasedExecution(_IExecutionStrategy):
             raise AssertionFailure(
                 f"A phase number must be an int from 0 to {len(self._phases) - 1}",
                 got=repr(phase),
-                fix=f"the strategy has {len(self._phases)} phases: pass the index of one of them",
+                fix=f"pass the index of one of the {len(self._phases)} phases of the strategy",
             )
         return self._phases[phase]
 
