@@ -55,7 +55,7 @@ def main() -> int:
             ratio = busy / quiet
             status |= part == "ours" and ratio > LIMIT
             print(
-                f"{name:10s} {part:6s} quiet {quiet * 1e3:8.2f} ms, beside a busy process "
+                f"{name:10s} {part:6s} quiet {quiet * 1e3:8.2f} ms, next to a busy process "
                 f"{busy * 1e3:8.2f} ms: {ratio:5.2f} times (at first {first / quiet:5.2f})",
                 flush=True,
             )

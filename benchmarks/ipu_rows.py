@@ -206,7 +206,7 @@ VERDICTS = (
     ),
     Row("GPT-2 medium, all state on 4 chips", "bow:4", 0, "EX nlp/gpt2", gpt2, ran=False),
 )  # fmt: skip
-"""Programs of which it is known whether they fit."""
+"""Programs that are known to fit or not to fit."""
 
 
 class Priced:

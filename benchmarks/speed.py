@@ -223,7 +223,7 @@ def document(rows: dict[str, Figures], threads: int) -> str:
         "",
         "## Steps",
         "",
-        "Milliseconds of one call, medians of runs in turn; ratios are the other's time over ours, "
+        "Milliseconds of one call, medians of alternating runs; ratios are the other's time over ours, "
         "in brackets what is wanted, **bold** where it is missed. Interpreted: the time of a step "
         "before compiled code is there over eager's, at most 1. Share: model FLOP/s over the "
         "measured rate of a 1024 x 1024 x 1024 matmul.",

@@ -170,7 +170,7 @@ def ratio(runs: Sequence[Run]) -> str:
     low, *_, high = statistics.quantiles(ratios, n=10)
     return (
         f"{statistics.median(ratios):.2f} times as fast as eager: median of {len(ratios)} {what}; "
-        f"eight of ten lie between {low:.2f} and {high:.2f}"
+        f"eight of ten are between {low:.2f} and {high:.2f}"
     )
 
 

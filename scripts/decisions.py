@@ -137,7 +137,7 @@ def _running(opts: poptorch.Options) -> None:
 
 
 class Deep(nn.Module):
-    """Layers, the last of which are in their own block, with parts that are not recomputed."""
+    """Layers with parts that are not recomputed. The last layers are in their own block."""
 
     def __init__(self) -> None:
         super().__init__()
