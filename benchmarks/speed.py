@@ -218,14 +218,15 @@ def document(rows: dict[str, Figures], threads: int) -> str:
         f"{_processor()}, {os.cpu_count()} cores, {threads} threads, "
         f"{os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / 2**30:.0f} GiB; "
         f"{platform.system()} {platform.release()}, Python {platform.python_version()}, torch "
-        f"{torch.__version__}, poptorch {poptorch.__version__}, commit {_commit()}, float32 where "
-        "the row does not say.",
+        f"{torch.__version__}, poptorch {poptorch.__version__}, commit {_commit()}, float32 unless "
+        "the row says otherwise.",
         "",
         "## Steps",
         "",
-        "Milliseconds of one call, medians of alternating runs; ratios are the other's time over ours, "
-        "in brackets what is wanted, **bold** where it is missed. Interpreted: the time of a step "
-        "before compiled code is there over eager's, at most 1. Share: model FLOP/s over the "
+        "Milliseconds of one call: medians of alternating runs. Ratios are the time of the other "
+        "contestant divided by ours, with the required ratio in brackets, in **bold** if it is "
+        "missed. Interpreted: the time of a step on the interpreter, before compiled code takes "
+        "over, divided by that of eager PyTorch, at most 1. Share: model FLOP/s divided by the "
         "measured rate of a 1024 x 1024 x 1024 matmul.",
         "",
         "| workload | eager | torch.compile | JAX | poptorch | vs eager | vs torch.compile "
