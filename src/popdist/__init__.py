@@ -14,7 +14,7 @@ from typing import Any
 from poptorch import _job
 from poptorch._base import log
 from poptorch._base.errors import InvalidValue
-from poptorch.options.distributed import TIMEOUT
+from poptorch._ir.spec import Runtime
 
 __all__ = [
     "checkNumIpusPerReplica", "execute_on_instances", "finalizeBackend", "getDeviceId",
@@ -39,7 +39,7 @@ def init() -> None:
     """
     here = _job.membership()
     if here.count > 1:
-        _job.join(here.index, here.count, TIMEOUT)
+        _job.join(here.index, here.count, Runtime.process_timeout)
 
 
 def getInstanceIndex() -> int:

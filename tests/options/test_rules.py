@@ -1,5 +1,6 @@
 """Rules of options beyond types: what setters refuse, how they store values, copies and texts."""
 
+import functools
 import pickle
 import random
 from collections.abc import Callable
@@ -9,9 +10,11 @@ import pytest
 import torch
 
 import poptorch
+from poptorch._ir.spec import Spec
 from poptorch.enums import CommGroupType, ConnectionType, OutputMode
 from poptorch.options import Options, PipelinedExecution, Stage
 from poptorch.options.freeze import freeze, resolved_output
+from poptorch.options.table import OF_FIELD, Value
 
 Setter = Callable[[Options, Any], object]
 
@@ -558,3 +561,19 @@ def test_a_dictionary_of_options_refuses_a_name_of_two_groups() -> None:
 
     with pytest.raises(AssertionError, match="set twice"):
         options.toDict()
+
+
+# Defaults.
+
+
+@pytest.mark.parametrize("field", ["loops.iterations", "runtime.max_repeat_logs", "lanes"])
+def test_a_row_has_the_default_of_its_field(field: str) -> None:
+    default = Value("name", OF_FIELD, field=field).default
+
+    assert default == functools.reduce(getattr, field.split("."), Spec())
+
+
+def test_options_start_with_the_defaults_of_the_fields() -> None:
+    opts = Options()
+
+    assert opts.device_iterations == Spec().loops.iterations

@@ -7,9 +7,8 @@ from typing import Any, Self
 from .._base import env, log
 from .._base.errors import InvalidValue
 from .container import Container
-from .table import LOGS, RULES, Value, expect, option, row
+from .table import LOGS, OF_FIELD, RULES, Value, expect, option, row
 
-TIMEOUT = 15  # seconds; the default of ``processTimeout``
 # The variables of OpenMPI, which PopTorch read, and of torchrun.
 _LAUNCHERS = (("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"), ("WORLD_SIZE", "RANK"))
 
@@ -60,7 +59,7 @@ class _DistributedOptions(Container):
         """
         return self.set(distributed_process_id=process_id, num_distributed_processes=num_processes)
 
-    @option(LOGS, "process_timeout", TIMEOUT, least=1, field="runtime.process_timeout", here=True)
+    @option(LOGS, "process_timeout", OF_FIELD, least=1, field="runtime.process_timeout", here=True)
     def processTimeout(self, seconds: int) -> Self:
         """Set after how many seconds without a heartbeat a process counts as lost.
 
@@ -68,7 +67,7 @@ class _DistributedOptions(Container):
         wait for a slow one. Not a PopTorch option. Default 15.
         """
 
-    @option(LOGS, "broadcast_weights", True, field="runtime.broadcast_weights")
+    @option(LOGS, "broadcast_weights", OF_FIELD, field="runtime.broadcast_weights")
     def broadcastWeights(self, broadcast: bool) -> Self:
         """Begin with the weights of process 0 everywhere, or check that all have the same.
 
@@ -76,7 +75,7 @@ class _DistributedOptions(Container):
         process. Not a PopTorch option.
         """
 
-    @option(RULES, "stage_processes", 1, least=1, field="target.parts", here=True)
+    @option(RULES, "stage_processes", OF_FIELD, least=1, field="target.parts", here=True)
     def stageProcesses(self, processes: int) -> Self:
         """Divide the stages of each replica among this many processes; each runs some of the chips.
 

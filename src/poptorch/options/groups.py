@@ -16,6 +16,7 @@ from .table import (
     ESTIMATES,
     HINT,
     MISSING,
+    OF_FIELD,
     RESULTS,
     RULES,
     Backend,
@@ -51,7 +52,7 @@ class _TrainingOptions(Container):
     @option(
         RESULTS,
         "accumulation_and_replication_reduction_type",
-        ReductionType.Mean,
+        OF_FIELD,
         check=mean_or_sum,
         field="reduction.type",
     )
@@ -67,7 +68,7 @@ class _TrainingOptions(Container):
     @option(
         RESULTS,
         "meanAccumulationAndReplicationReductionStrategy",
-        MeanReductionStrategy.Post,
+        OF_FIELD,
         field="reduction.strategy",
     )
     def setMeanAccumulationAndReplicationReductionStrategy(
@@ -141,7 +142,7 @@ class _PrecisionOptions(Container):
         self._popart = popart_options
         super().__init__()
 
-    @option(RESULTS, "narrow_64bit", True, field="precision.narrow_64bit")
+    @option(RESULTS, "narrow_64bit", OF_FIELD, field="precision.narrow_64bit")
     def narrow64Bit(self, enabled: bool = True) -> Self:
         """Return 64-bit results as 32-bit, as PopTorch did, or keep torch's dtypes.
 
@@ -152,7 +153,7 @@ class _PrecisionOptions(Container):
         RESULTS,
         Value(
             "half_float_casting",
-            HalfFloatCastingBehavior.Default,
+            OF_FIELD,
             field="precision.half_float_casting",
         ),
     )
@@ -181,7 +182,7 @@ class _PrecisionOptions(Container):
     @option(
         RESULTS,
         "autocast_enabled",
-        True,
+        OF_FIELD,
         field="precision.autocast",
         instead="torch.autocast(..., enabled=)",
     )
@@ -217,7 +218,7 @@ class _PrecisionOptions(Container):
         function's domain.
         """
 
-    @option(RULES, "check_indices", True, field="precision.check_indices")
+    @option(RULES, "check_indices", OF_FIELD, field="precision.check_indices")
     def checkIndices(self, enabled: bool = True) -> Self:
         """Check labels and indices among the inputs before each call, and raise an error if one is
         out of range.

@@ -31,6 +31,7 @@ from .table import (
     HINT,
     LOGS,
     MISSING,
+    OF_FIELD,
     RESULTS,
     RULES,
     Backend,
@@ -213,8 +214,8 @@ class Options(Container):
 
     @row(
         RESULTS,
-        Value("input_group_size", 1, field="loops.input_group_size", least=1),
-        Value("input_cgt", CommGroupType.Consecutive, field="loops.input_group_type"),
+        Value("input_group_size", OF_FIELD, field="loops.input_group_size", least=1),
+        Value("input_cgt", OF_FIELD, field="loops.input_group_type"),
     )
     def inputReplicaGrouping(
         self, input_group_size: int, input_group_type: CommGroupType = CommGroupType.Consecutive
@@ -242,11 +243,11 @@ class Options(Container):
             )
         return self.set(input_group_size=input_group_size, input_cgt=input_group_type)
 
-    @option(RESULTS, "broadcast_buffers", True, field="broadcast_buffers")
+    @option(RESULTS, "broadcast_buffers", OF_FIELD, field="broadcast_buffers")
     def broadcastBuffers(self, broadcast_buffers: bool = True) -> Self:
         """Keep the same value of each buffer in all replicas, or let each replica have its own."""
 
-    @option(RESULTS, "device_iterations", 1, field="loops.iterations", least=1)
+    @option(RESULTS, "device_iterations", OF_FIELD, field="loops.iterations", least=1)
     def deviceIterations(self, device_iterations: int) -> Self:
         """Set how many optimizer steps one call runs; in inference, how many micro-batches."""
 
@@ -259,7 +260,7 @@ class Options(Container):
     @option(
         LOGS,
         "max_repeat_logs",
-        4,
+        OF_FIELD,
         check=lambda lines: 2**64 - 1 if lines is None else lines,
         least=0,
         field="runtime.max_repeat_logs",
@@ -267,7 +268,7 @@ class Options(Container):
     def maxRepeatLogs(self, max_lines: int | None) -> Self:
         """Limit how often the same log line is repeated; None for no limit."""
 
-    @option(RULES, "auto_round_num_ipus", False, field="target.auto_round")
+    @option(RULES, "auto_round_num_ipus", OF_FIELD, field="target.auto_round")
     def autoRoundNumIPUs(self, auto_round_num_ipus: bool = True) -> Self:
         """Reserve the next power of two if the number of devices is not one."""
 
@@ -448,7 +449,7 @@ class Options(Container):
     @option(
         LOGS,
         "instrumentWithHardwareCycleCounter",
-        False,
+        OF_FIELD,
         store=Backend,
         check=is_on,
         field="runtime.cycle_count",
@@ -487,7 +488,11 @@ class Options(Container):
         return self
 
     @option(
-        LOGS, "_show_compilation_progress_bar", True, store=Private, field="runtime.shows_progress"
+        LOGS,
+        "_show_compilation_progress_bar",
+        OF_FIELD,
+        store=Private,
+        field="runtime.shows_progress",
     )
     def showCompilationProgressBar(self, show: bool = True) -> Self:
         """Show a progress bar while compiling, and messages about compilation in the background.
@@ -495,7 +500,7 @@ class Options(Container):
         ``executor.compilationTime()`` needs this option.
         """
 
-    @row(LOGS, Private("_module_namescope_enabled", True, field="module_scopes"))
+    @row(LOGS, Private("_module_namescope_enabled", OF_FIELD, field="module_scopes"))
     def disableModuleNamescope(self) -> Self:
         """Name operators without the path of their module, ``Op`` instead of ``layer/Op``."""
         self._module_namescope_enabled = False
@@ -574,7 +579,7 @@ class Options(Container):
             InvalidValue: another word (a ``ValueError``).
         """
 
-    @option(RESULTS, "lanes", 0, least=0, field="lanes")
+    @option(RESULTS, "lanes", OF_FIELD, least=0, field="lanes")
     def lanes(self, count: int) -> Self:
         """Fix how many micro-batches of a call run side by side; 0 lets the library choose.
 
@@ -587,7 +592,7 @@ class Options(Container):
                 10 %.
         """
 
-    @option(RESULTS, "lane_memory", 0, least=0, field="lane_memory")
+    @option(RESULTS, "lane_memory", OF_FIELD, least=0, field="lane_memory")
     def laneMemory(self, lane_memory: int) -> Self:
         """Limit the bytes of intermediate values of micro-batches that run side by side.
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from .._base import log
 from .._base.errors import AssertionFailure, InvalidValue
+from .._ir.spec import Spec
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 _KINDS = {"bool": bool, "int": int, "str": str}
@@ -88,6 +89,17 @@ class _Unset:
 UNSET = _Unset()
 
 
+class _OfField:
+    """Stands for the default of the field of the ``Spec`` that a value sets."""
+
+
+OF_FIELD = _OfField()
+
+
+def _default_of(field: str) -> Any:
+    return functools.reduce(getattr, field.split("."), Spec())
+
+
 def _unchanged(value: Any) -> Any:
     return value
 
@@ -97,7 +109,7 @@ class Value:
     """One value that an option stores among the named values of its group."""
 
     name: str
-    default: Any = UNSET  # or the value in use before it is set
+    default: Any = UNSET  # or the value in use before it is set; OF_FIELD: that of the field
     kind: type | None = None  # type of the setter's argument; None for the type of the default
     # converts the argument to the stored value; may refuse it
     check: Callable[[Any], Any] = _unchanged
@@ -107,6 +119,10 @@ class Value:
     decides: str = ""  # a field that ``freeze`` computes from this value and others
     reader: str = ""  # the module that reads it from the options, if it is in no Spec
     here: bool = False  # only applies to this machine or process, so it is not saved with a model
+
+    def __post_init__(self) -> None:
+        if self.default is OF_FIELD:
+            object.__setattr__(self, "default", _default_of(self.field))
 
     def keep(self, group: Any, value: Any, setter: str) -> None:
         group._check_writable(self.name)
