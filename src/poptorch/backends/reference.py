@@ -71,8 +71,11 @@ class Reference:
 
 
 def _code(module: fx.GraphModule) -> Callable[..., Any]:
-    """Return the forward function of a prepared graph. It calls operators directly, which saves 1
-    us for each.
+    """Return the forward function of a prepared graph. It calls kernels directly, which saves 1 us
+    for each operator.
+
+    Generated code takes the name of a function from the function, and kernels have none. The graph
+    therefore calls functions with the operators' names, for which the code finds the kernels.
     """
     graph = copied(module).graph
     kernels = dict[Any, functools.partial[Any]]()
