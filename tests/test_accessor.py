@@ -127,7 +127,7 @@ def test_all_elements_are_like_the_first(first: Any, second: Any, message: str) 
         next(made)
 
 
-def test_what_follows_the_first_element() -> None:
+def test_later_elements_take_keys_types_and_shapes_of_the_first_one() -> None:
     made = accessor([{"b": ONE, "a": 2 * ONE}, {"a": 4 * ONE, "b": 3 * ONE}])
     found = [[(k, v.item()) for k, v in d.items()] for d in made]
     assert found == [[("b", 1), ("a", 2)], [("b", 3), ("a", 4)]]

@@ -155,7 +155,7 @@ def test_the_end_of_a_process_waits_for_its_last_checkpoint(
 
 
 @pytest.mark.parametrize("waits", [True, False])
-def test_what_cannot_be_written_is_an_error_and_leaves_nothing(
+def test_a_checkpoint_that_cannot_be_written_is_an_error_and_leaves_nothing(
     waits: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkpoints = make(tmp_path)
@@ -182,7 +182,7 @@ def test_what_cannot_be_written_is_an_error_and_leaves_nothing(
     assert again.step == 3
 
 
-def test_what_has_no_form_leaves_no_part_of_a_checkpoint(tmp_path: Path) -> None:
+def test_state_that_cannot_be_stored_leaves_no_part_of_a_checkpoint(tmp_path: Path) -> None:
     checkpoints = make(tmp_path, 1, counter=Counter(object()))
     with pytest.raises(poptorch.Error, match="state of counter cannot be kept"):
         checkpoints.save()
@@ -349,7 +349,7 @@ def test_objects_that_cannot_be_saved_or_resumed_are_refused(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_what_makes_no_sense_is_refused(tmp_path: Path) -> None:
+def test_unusable_arguments_are_refused(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="wrapped for training"):
         poptorch.Checkpoints(tmp_path, poptorch.inferenceModel(plain()), [])
     executor = make(tmp_path)._executor

@@ -73,7 +73,7 @@ NOT_STARTED = {  # with the strategy that is tried
 
 @pytest.mark.spec("data", 9)
 @pytest.mark.parametrize("name", NOT_STARTED)
-def test_what_goes_wrong_at_first_arrives_in_the_constructor(
+def test_errors_of_the_start_are_raised_in_the_constructor(
     name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     dataset, strategy, texts = NOT_STARTED[name]
@@ -268,7 +268,7 @@ def test_large_data_sets_travel_through_one_file() -> None:
 
 @pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="this system has no /dev/shm")
 @pytest.mark.parametrize("whole", few([False, True], False))
-def test_what_workers_left_in_shared_memory_is_removed(whole: bool) -> None:
+def test_shared_memory_that_workers_left_is_removed(whole: bool) -> None:
     with nothing_left() as known:
         made, left = loader(sets.Numbers(12), 1, persistent_workers=False, **LEAVING), set()
         for _ in range(2 if whole else 1):  # a new iteration has new workers

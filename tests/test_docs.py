@@ -208,7 +208,7 @@ def test_names_of_a_legend_do_not_overlap_and_stay_inside() -> None:
     assert all(x <= pictures.NARROW for _, x in ends)
 
 
-def test_what_the_pages_show_was_measured_at_most_a_release_ago() -> None:
+def test_plots_show_measurements_that_are_at_most_one_release_old() -> None:
     releases = re.findall(r"^## (\d+\.\d+\.\d+)$", (ROOT / "CHANGELOG.md").read_text(), re.M)
     assert releases[0] == poptorch.__version__
     assert measured_with(pictures.RESULTS.read_text()) in releases[:2], "run: make bench"

@@ -245,7 +245,7 @@ def test_no_test_defines_its_own_limits_or_tolerances(names: tuple[str, ...]) ->
 
 
 @pytest.mark.xfail(raises=pytest.fail.Exception, strict=True, reason="conftest fails it")
-def test_what_should_be_compiled_and_is_not_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_test_fails_if_compilation_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its results are right, and its backend is another."""
 
     def broken(*_: object) -> None:

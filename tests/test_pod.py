@@ -165,7 +165,7 @@ def test_a_device_that_is_larger_than_needed_is_taken_with_a_warning(
 
 
 @pytest.mark.spec("runtime", 12)
-def test_what_the_system_never_has_fails_at_once_even_when_waiting(
+def test_a_device_that_the_system_never_has_is_refused_even_when_waiting(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with pytest.raises(poptorch.Error, match="No device found on the system with 8 IPUs"):

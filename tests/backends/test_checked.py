@@ -270,7 +270,7 @@ def held(of: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Ten
 @pytest.mark.parametrize(
     "backend, accumulation", [("reference", 1), ("reference", 4), ("inductor", 1)]
 )
-def test_what_eager_refuses_is_refused_before_state_changes(
+def test_values_that_eager_refuses_are_refused_before_state_changes(
     backend: str, accumulation: int
 ) -> None:
     inputs = [torch.tensor([row] * accumulation) for _, row, _ in TABLE.values()]

@@ -69,7 +69,7 @@ def fails(executable: LoopExecutable, state: State, *batch: torch.Tensor) -> Non
 
 @pytest.mark.slow
 @pytest.mark.parametrize("lanes, limit", [(0, resource.RLIMIT_AS), (1, resource.RLIMIT_DATA)])
-def test_what_a_run_has_written_is_put_back(lanes: int, limited: None) -> None:
+def test_values_that_a_run_has_written_are_restored(lanes: int, limited: None) -> None:
     """Of two updates of two micro-batches the second tears."""
     layers = {"layer": nn.Linear(4, 3), "norm": nn.BatchNorm1d(3)}
     model = Having(lambda m, x, y: nn.functional.mse_loss(m.norm(m.layer(x)), y), **layers)
@@ -237,7 +237,7 @@ def program(x: torch.Tensor, at: torch.Tensor) -> tuple[Captured, Plan]:
     return captured, replace(plan, program=made, spec=spec)
 
 
-def test_what_was_begun_has_ended_when_a_call_fails(group: Group) -> None:
+def test_no_work_is_pending_after_a_failed_call(group: Group) -> None:
     x, at = torch.ones(2, SIZE), torch.tensor([3])
     captured, plan = program(x, at)
     state = captured.state(plan)

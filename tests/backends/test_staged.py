@@ -164,7 +164,7 @@ def test_gradients_are_added_up_with_those_of_another_process(
     assert_same_states(*states, plan.program)
 
 
-def test_what_was_not_stored_is_missed() -> None:
+def test_reading_a_value_that_was_not_stored_is_an_error() -> None:
     strategy = SerialPhasedExecution("b0", "b1")
     strategy.setTensorsLiveness(Liveness.OffChipAfterEachPhase)
     captured, plan, batches = small_plan(strategy)
@@ -227,7 +227,9 @@ def test_a_module_may_be_called_like_a_moment() -> None:
 @pytest.mark.parametrize(
     "accumulation, name", [(1, "GradientNorm"), (2, "UpdatedVar___layer.weight")]
 )
-def test_what_the_update_makes_is_refused_as_a_result(accumulation: int, name: str) -> None:
+def test_tensors_that_the_update_computes_are_refused_as_results(
+    accumulation: int, name: str
+) -> None:
     model, opts = layered(torch.tanh), options("staged", accumulation=accumulation)
     opts.anchorTensor("w", name)
     optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1, max_grad_norm=1.0)

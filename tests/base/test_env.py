@@ -35,7 +35,7 @@ def test_flags(text: str, value: bool | None, monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize(
     ("name", "text"), [("POPTORCH_WAIT_FOR_IPU", "maybe"), ("OMPI_COMM_WORLD_SIZE", "two")]
 )
-def test_what_cannot_be_understood_is_an_error_that_names_the_variable(
+def test_an_invalid_value_is_an_error_that_names_the_variable(
     name: str, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(name, text)

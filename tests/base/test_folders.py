@@ -104,7 +104,9 @@ def test_a_folder_of_torchs_variable_below_an_open_one_is_not_used(
     assert f"other users can write to {open_to_all}" in caplog.text
 
 
-def test_what_others_can_write_to_or_link_to_is_not_the_users_own(tmp_path: Path) -> None:
+def test_files_that_others_can_write_to_or_link_to_do_not_count_as_the_users_own(
+    tmp_path: Path,
+) -> None:
     own, open_to_all, link = tmp_path / "own", tmp_path / "open", tmp_path / "link"
     for path, mode in ((own, 0o644), (open_to_all, 0o666)):
         path.touch()

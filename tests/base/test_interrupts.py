@@ -101,7 +101,7 @@ def test_an_interrupt_that_was_made_another_error_is_the_interrupt_again() -> No
         compile_something()
 
 
-def test_what_the_handler_of_a_script_raises_is_kept_as_it_is() -> None:
+def test_an_exception_of_a_scripts_handler_is_raised_unchanged() -> None:
     raised = AlarmError("time is up")
 
     def handle(number: int, frame: object) -> None:

@@ -208,21 +208,19 @@ def killed_while_writing(path: Path) -> str:
     return left.name
 
 
-def test_what_a_killed_writer_has_left_goes_with_the_next_write(tmp_path: Path) -> None:
+def test_the_next_write_removes_the_files_of_a_killed_writer(tmp_path: Path) -> None:
     killed_while_writing(tmp_path / "file")
     write(tmp_path / "file", b"new")
     assert names(tmp_path) == ["file"]
 
 
-def test_what_was_left_of_another_file_stays(tmp_path: Path) -> None:
+def test_leftovers_of_another_file_stay(tmp_path: Path) -> None:
     left = killed_while_writing(tmp_path / "other")
     write(tmp_path / "file", b"new")
     assert names(tmp_path) == [left, "file"]
 
 
-def test_what_was_left_on_another_host_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_leftovers_of_another_host_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Locks may not reach that host: nobody knows here whether its process still writes."""
     with monkeypatch.context() as elsewhere:
         elsewhere.setattr(safe_files, "_host", lambda: "another")

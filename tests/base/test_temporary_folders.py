@@ -27,7 +27,7 @@ def killed() -> None:
     os.waitpid(child, 0)
 
 
-def test_what_a_killed_process_has_left_goes_with_the_next_folder(tmp_path: Path) -> None:
+def test_the_next_folder_removes_those_of_a_killed_process(tmp_path: Path) -> None:
     killed()
     (left,) = tmp_path.iterdir()
     with temporary_folders.folder_meanwhile(PREFIX) as folder:

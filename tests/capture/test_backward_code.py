@@ -69,7 +69,7 @@ def in_an_unpack_hook(model: Having, x: torch.Tensor) -> Any:
 
 @pytest.mark.parametrize("accumulation", [1, 2])
 @pytest.mark.parametrize("forward", [in_place, assigned, in_a_function, in_an_unpack_hook])
-def test_what_the_backward_pass_reads_and_writes_is_the_programs(
+def test_the_backward_pass_reads_and_writes_the_programs_buffers(
     forward: Callable[..., Any], accumulation: int
 ) -> None:
     trains_alike(model_of(forward), X, accumulation=accumulation, steps=3)

@@ -373,7 +373,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize("forward", REFUSED)
-def test_what_cannot_be_drawn_from_a_state_is_refused_with_its_line(
+def test_draws_that_a_state_cannot_give_are_refused_with_their_line(
     forward: Callable[..., Any],
 ) -> None:
     with pytest.raises(poptorch.Error, match=r"(?s)the state that forward has set.*test_draws.py:"):

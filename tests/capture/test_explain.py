@@ -118,7 +118,7 @@ def test_the_error_of_a_compilation_names_all_that_is_unsupported() -> None:
     assert "more construct" not in error_of(torch.unique)
 
 
-def test_what_stops_forward_and_a_missing_loss_are_last() -> None:
+def test_explain_lists_errors_that_stop_forward_and_a_missing_loss_last() -> None:
     def forward(x: torch.Tensor) -> torch.Tensor:
         x.tolist()
         return x @ torch.ones(7, 7)

@@ -46,7 +46,7 @@ def test_layers_before_a_detach_stay_bit_identical(cut: Callable[..., Any]) -> N
 
 
 @pytest.mark.spec("supported_ops", 12, 15)
-def test_what_needs_no_gradient_or_is_unused_stays_bit_for_bit_and_tied_weights_are_one() -> None:
+def test_untrained_weights_stay_bit_identical_and_tied_weights_are_one() -> None:
     model = two()
     model.second.weight = model.first.weight
     model.first.bias.requires_grad_(False)

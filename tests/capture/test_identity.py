@@ -81,7 +81,7 @@ SEEN = [
 
 
 @pytest.mark.parametrize("function", SEEN, ids=lambda function: function.__name__)
-def test_forward_sees(function: Callable[..., Any]) -> None:
+def test_forward_sees_the_same_objects_as_in_eager_torch(function: Callable[..., Any]) -> None:
     trains_alike(marked(function), X, Y, eager=marked(function), accumulation=2)
 
 

@@ -95,7 +95,7 @@ REFUSED = {
 @pytest.mark.spec("ops", 1, 2, 3, 4)
 @pytest.mark.spec("executor", 48)
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_training_would_not_follow_is_an_error(name: str) -> None:
+def test_results_that_training_would_not_follow_are_errors(name: str) -> None:
     """The number that comes back would not be the one that training follows."""
     losses, title, *said = REFUSED[name]
     with pytest.raises(poptorch.Error, match=title) as caught:

@@ -92,7 +92,7 @@ def mixing(again: bool) -> Having:
 
 
 @pytest.mark.slow
-def test_what_runs_again_keeps_the_rules_of_the_first_time() -> None:
+def test_a_function_that_runs_again_keeps_its_first_rules() -> None:
     ours, without = trained(mixing(True)), trained(mixing(False))
     for own, other, before in zip(ours, without, mixing(False).parameters(), strict=True):
         torch.testing.assert_close(own, other)

@@ -70,7 +70,7 @@ def test_a_written_estimate_is_shown_again_by_report(
         (14640, 0, "limit): weights, 915.1 MiB"),
     ],
 )
-def test_what_does_not_fit_is_a_failure_a_close_one_is_not(
+def test_a_model_that_does_not_fit_is_a_failure_and_a_close_one_is_not(
     size: int,
     status: int,
     said: str,
@@ -99,7 +99,7 @@ LINK = ["--latency", "1ms", "--bandwidth", "1Gb"]
         (["--processes", "8", *LINK, "--all", "LINEAR", "8"], "cannot be combined with --all"),
     ],
 )
-def test_what_cannot_be_run_or_priced_is_one_message(
+def test_a_script_that_cannot_be_run_or_priced_causes_one_message(
     words: list[str], said: str, linear: str, tmp_path: Path, capsys: Printed
 ) -> None:
     (tmp_path / "empty.py").write_text("")

@@ -228,7 +228,7 @@ printed = poptorch.ipu_print_tensor(value)
 """
 
 
-def test_what_cannot_be_translated_stays_with_its_meaning(tmp_path: Path) -> None:
+def test_code_that_cannot_be_translated_stays_with_its_meaning(tmp_path: Path) -> None:
     script = tmp_path / "unsure.py"
     script.write_text(UNSURE)
     assert migrated(script, todo=9).read_text().endswith(SURE)
@@ -311,7 +311,7 @@ step, names = training_model(x, y), training_model.getTensorNames()
 """
 
 
-def test_what_asks_a_compiled_program_becomes_a_comment(tmp_path: Path) -> None:
+def test_queries_of_a_compiled_program_become_comments(tmp_path: Path) -> None:
     script = tmp_path / "queries.py"
     text = QUERIES.rstrip().rpartition("\n")[0]
     script.write_text(HEAD + text)

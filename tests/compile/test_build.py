@@ -39,7 +39,7 @@ def test_large_reductions_travel_in_pieces_of_one_type() -> None:
 
 
 @pytest.mark.parametrize("count, more", [(1, ""), (3, ""), (4, "process 2: and 1 more")])
-def test_what_differs_from_process_0_is_listed(
+def test_the_error_lists_differences_from_process_0(
     count: int, more: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     facts = {str(at): "a" for at in range(5)}

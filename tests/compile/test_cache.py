@@ -80,7 +80,7 @@ MISSES = [
 ]
 
 
-def test_what_has_no_text_form_runs_and_a_miss_reads_a_few_entries(
+def test_values_without_a_text_form_are_allowed_and_a_miss_reads_few_entries(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder.mkdir(parents=True)

@@ -230,7 +230,7 @@ def test_a_folder_that_others_can_write_to_is_not_used(
     assert "other users can write to it" in caplog.text
 
 
-def test_what_torchs_compiler_keeps_is_where_nobody_else_writes(
+def test_torchs_compiler_stores_files_where_nobody_else_can_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     seen = []

@@ -315,7 +315,7 @@ def test_one_that_is_busy_or_has_ended_is_not_kept_and_says_why(
 
 
 @pytest.mark.parametrize("change", ["environment", "backend", "ended", "of a parent"])
-def test_what_cannot_be_used_again_is_not(
+def test_code_that_cannot_be_used_again_is_compiled_again(
     change: str, kept: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     helper.warm("b")

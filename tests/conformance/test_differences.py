@@ -71,7 +71,7 @@ SHOWN = {
     "`sourceLocationExcludes` replaced three default entries": "options/test_settings.py::test_excluded_files_are_not_the_users",
     "an error in the data set ended the loading process": "test_dataloader_faults.py::test_a_later_error_arrives_in_its_place_and_the_loader_can_be_used_again",
     "Ctrl-C also reached the loading process": "test_dataloader_faults.py::test_a_program_that_survives_ctrl_c_continues_to_load_and_ends_with_the_next_one",
-    "the last asynchronous element had the size of the others": "test_accessor.py::test_what_follows_the_first_element",
+    "the last asynchronous element had the size of the others": "test_accessor.py::test_later_elements_take_keys_types_and_shapes_of_the_first_one",
     "two loops over one asynchronous loader received elements alternately": "test_dataloader.py::test_a_newer_iterator_over_one_loading_process_ends_the_older_one",
     "`len` counted the micro-batches of a batch sampler": "test_dataloader.py::test_incomplete_groups",
     'a string such as "no" counted as a true `shuffle` or `drop_last`; arguments of another mode had no effect, nor did a stream that is too short': "test_dataloader.py::test_arguments_that_make_no_sense",

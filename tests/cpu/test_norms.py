@@ -73,5 +73,5 @@ def test_gradients_equal_torchs_and_only_wanted_ones_are_computed(
         pytest.param(batch_first(torch.randn(CHANNELS, 5, 2)), id="few rows"),
     ],
 )
-def test_what_does_not_fill_vectors_of_float32_is_left_to_torch(x: torch.Tensor) -> None:
+def test_sizes_that_do_not_fill_vectors_of_float32_are_left_to_torch(x: torch.Tensor) -> None:
     assert not group_norm.applies(x, None, None, len(x), CHANNELS, 5, 2, 1e-5)

@@ -79,5 +79,5 @@ def test_windows_that_reach_over_the_end_are_left_to_aten(size: int, applies: bo
         pytest.param(torch.ones(BATCH, 1, 4, 4, dtype=torch.int64), id="integers"),
     ],
 )
-def test_what_does_not_fill_vectors_is_left_to_aten(x: torch.Tensor) -> None:
+def test_sizes_that_do_not_fill_vectors_are_left_to_aten(x: torch.Tensor) -> None:
     assert not max_pool.applies(x, [2, 2], [2, 2], [0, 0], [1, 1])

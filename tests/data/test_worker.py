@@ -32,7 +32,7 @@ def ends() -> Iterator[list[Channel]]:
         end.close()
 
 
-def test_what_does_not_fit_is_cut_off_in_front(ends: list[Channel]) -> None:
+def test_a_long_error_text_loses_its_beginning(ends: list[Channel]) -> None:
     one, other = ends
     one.send(MessageKind.ITEM, slot=3, rows=1 << 40)
     one.send(MessageKind.ERROR, text="x" * 100_000 + "\udc80")

@@ -159,7 +159,9 @@ def test_an_attribute_that_decides_the_next_run_is_named(model: nn.Module, name:
         (Swapping(), "activation"),
     ],
 )
-def test_what_a_training_model_keeps_for_the_next_run_is_named(model: nn.Module, name: str) -> None:
+def test_attributes_that_a_training_model_keeps_for_the_next_run_are_named(
+    model: nn.Module, name: str
+) -> None:
     with pytest.raises(poptorch.Error, match=f"Got:    {name};"):
         train(model)
 

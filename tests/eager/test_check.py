@@ -273,7 +273,7 @@ def test_a_program_that_was_checked_is_not_checked_again() -> None:
     assert calls.count(False) == 1
 
 
-def test_what_eager_pytorch_refuses_is_not_compared() -> None:
+def test_models_that_eager_pytorch_refuses_are_not_compared() -> None:
     def function(self: Any, x: torch.Tensor) -> torch.Tensor:
         if not captured(x):
             raise RuntimeError("not here")

@@ -389,7 +389,7 @@ def test_where_chips_wait_for_one_another_more_accumulation_is_advised() -> None
     assert after.seconds / 4 - before.seconds == pytest.approx(first.costs)
 
 
-def test_what_computes_again_comes_before_what_rests_elsewhere_and_that_before_the_rest() -> None:
+def test_advice_lists_recomputation_first_and_other_memory_second() -> None:
     """Everything that is tried fits, and what is tried later is quicker."""
     before = estimate(Size(2, 6000, 16, "AdamW"))
     rates = itertools.count(before.items_per_second / 2)

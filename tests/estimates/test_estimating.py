@@ -421,7 +421,7 @@ def test_a_model_does_not_fit_if_its_fullest_tile_does_not(fourteen_layers: Esti
     assert "DOES NOT FIT: weights" in str(fourteen_layers)
 
 
-def test_what_takes_most_of_the_memory_is_named(fourteen_layers: Estimate) -> None:
+def test_the_largest_part_of_the_memory_is_named(fourteen_layers: Estimate) -> None:
     culprit = fourteen_layers.culprit
 
     assert culprit.category == "weights"

@@ -301,7 +301,7 @@ def test_a_graph_may_have_no_edges() -> None:
     ],
     ids=["graphs", "nodes", "edges", "padding graphs", "padding nodes"],
 )
-def test_what_does_not_fit_is_an_error_that_says_what_and_how_to_mend_it(
+def test_samples_that_do_not_fit_are_an_error_with_a_remedy(
     samples: list[Data], sizes: tuple[int, int, int], phrase: str
 ) -> None:
     with pytest.raises(RuntimeError) as failure:

@@ -223,7 +223,7 @@ each_program = pytest.mark.parametrize(
 
 
 @each_program
-def test_what_ran_fits_and_what_did_not_does_not(row: Row) -> None:
+def test_verdicts_agree_with_programs_that_ran_and_did_not_run(row: Row) -> None:
     estimate = published(row.title)
 
     assert (estimate.verdict != "does not fit") == row.ran, estimate.culprit

@@ -59,7 +59,7 @@ def test_a_joined_graph_writes_what_it_is_to_keep() -> None:
     assert GRADIENT.key in [slot.key for slot in step.outputs]
 
 
-def test_what_one_part_writes_the_next_reads(step: Graph) -> None:
+def test_a_part_reads_the_values_that_the_previous_one_writes(step: Graph) -> None:
     w = torch.tensor([1.0, 2.0, 3.0])
     x = torch.tensor([4.0, 5.0, 6.0])
 

@@ -161,7 +161,7 @@ def test_the_last_process_that_leaves_removes_the_folder(
     assert [*own_folder.iterdir()] == []
 
 
-def test_what_the_next_start_has_begun_stays_when_the_last_one_is_cleaned_up() -> None:
+def test_cleaning_up_an_old_start_keeps_the_files_of_the_next_one() -> None:
     members = [met(0), met(1)]
     place, _ = members[0]
     place.store.set("arrived/1", "token of the next start")
@@ -171,7 +171,7 @@ def test_what_the_next_start_has_begun_stays_when_the_last_one_is_cleaned_up() -
     assert place.store.get("arrived/1") == b"token of the next start"
 
 
-def test_what_killed_jobs_have_left_is_removed_a_day_later(own_folder: Path) -> None:
+def test_files_of_killed_jobs_are_removed_a_day_later(own_folder: Path) -> None:
     paths = [Place((name,), 1, 2).of_start("start").path for name in ("old", "new")]
     for path in (paths[0], paths[0].parent):
         os.utime(path, (0.0, 0.0))  # in 1970

@@ -75,7 +75,7 @@ def test_every_launcher_is_understood(
 
 
 @pytest.mark.spec("parallel", 38)
-def test_what_the_launcher_decides_cannot_be_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_of_the_launcher_cannot_be_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in POPRUN.items():
         monkeypatch.setenv(name, value)
     made = popdist.poptorch.Options(ipus_per_replica=2).outputMode(poptorch.OutputMode.All)

@@ -412,7 +412,7 @@ class Accumulating:
         return self.sum.add_(poptorch.for_loop(3, lambda a: a * 2, [x])[0])
 
 
-def test_what_a_host_function_does_in_place_stays_there() -> None:
+def test_changes_that_a_host_function_makes_in_place_stay_there() -> None:
     cpu = CPU(Accumulating(), "Accumulate")
     model = poptorch.inferenceModel(Calling(lambda x: (cpu(x), x)), options())
 

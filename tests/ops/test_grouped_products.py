@@ -80,7 +80,7 @@ MISFITS = {
 
 
 @pytest.mark.parametrize("a, b, groups, dtype, said", MISFITS.values(), ids=MISFITS)
-def test_what_torch_refuses_is_refused(
+def test_operands_that_torch_refuses_are_refused(
     a: tuple[int, ...], b: tuple[int, ...], groups: int, dtype: torch.dtype, said: str
 ) -> None:
     left, right = torch.randn(a), torch.randn(b).to(dtype)

@@ -53,7 +53,7 @@ def growing(model: Having, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]
 
 @pytest.mark.parametrize("accumulation", [1, 2])
 @pytest.mark.parametrize("function", [counting, popping, growing])
-def test_what_an_operator_writes_to_a_buffer_is_kept(
+def test_values_that_an_operator_writes_to_a_buffer_are_kept(
     function: Callable[..., Any], accumulation: int
 ) -> None:
     torch.manual_seed(0)
@@ -62,7 +62,7 @@ def test_what_an_operator_writes_to_a_buffer_is_kept(
     trains_alike(model, X, accumulation=accumulation)
 
 
-def test_what_an_operator_writes_to_a_computed_tensor_is_seen_by_its_views() -> None:
+def test_views_show_values_that_an_operator_writes_to_a_computed_tensor() -> None:
     def forward(x: torch.Tensor) -> torch.Tensor:
         doubled = x * 2
         view = doubled.t()
@@ -74,7 +74,7 @@ def test_what_an_operator_writes_to_a_computed_tensor_is_seen_by_its_views() -> 
     torch.testing.assert_close(got, (X * 2 + 1).t())
 
 
-@pytest.mark.larger("test_what_an_operator_writes_to_a_buffer_is_kept")
+@pytest.mark.larger("test_values_that_an_operator_writes_to_a_buffer_are_kept")
 def test_an_operator_that_writes_runs_in_compiled_code() -> None:
     torch.manual_seed(0)
     model = Having(counting, layer=nn.Linear(3, 3), count=torch.zeros(3))

@@ -89,7 +89,7 @@ def test_everything_is_off_the_chip_by_default_with_phases(phased: Options) -> N
     assert locations(phased).accumulator == Location(on_chip=False)
 
 
-def test_what_was_set_wins_over_the_default_with_phases(phased: Options) -> None:
+def test_with_phases_a_setting_has_precedence_over_the_default(phased: Options) -> None:
     assert locations(phased).weight == Location(on_chip=True)
 
 

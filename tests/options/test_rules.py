@@ -507,7 +507,7 @@ def test_a_copy_has_the_text_of_its_original(holding: Options, twin: Options) ->
 
 
 @pytest.mark.spec("options", 26)
-def test_what_values_hold_is_copied_too(holding: Options, twin: Options) -> None:
+def test_a_clone_copies_the_contents_of_values_too(holding: Options, twin: Options) -> None:
     text = repr(holding)
 
     twin.anchored_tensors["x"][0] = "changed"

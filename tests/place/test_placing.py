@@ -144,7 +144,7 @@ def test_a_typo_in_a_block_s_id_names_the_nearest_one() -> None:
 
 @pytest.mark.spec("parallel", 10, 13, 23, 24, 43)
 @pytest.mark.parametrize("steps, strategy, error, phrase", REFUSED)
-def test_what_cannot_be_placed_is_refused(
+def test_models_that_cannot_be_placed_are_refused(
     steps: tuple[Step, ...], strategy: MakeStrategy, error: type[Exception], phrase: str
 ) -> None:
     with pytest.raises(error, match=f"(?s){phrase}") as refused:

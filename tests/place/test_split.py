@@ -214,7 +214,7 @@ def test_sharded_training_keeps_activations() -> None:
     assert kept(staged(widening(), X, opts=opts), stage=1) > 100
 
 
-def test_what_was_drawn_is_kept() -> None:
+def test_random_values_are_kept_and_not_drawn_again() -> None:
     """The mask of dropout waits, of 64 numbers for each of the two rows."""
     found = staged(widening(drop=True), X, opts=options())
 

@@ -354,7 +354,7 @@ def test_the_least_recently_used_goes_first_and_modes_do_not_count() -> None:
             assert len(compiled) == so_far
 
 
-def test_what_does_not_divide_into_iterations_is_evaluated() -> None:
+def test_a_batch_that_does_not_divide_into_iterations_is_evaluated() -> None:
     model, chosen = Net().eval(), options(iterations=4).programs(2)
     wrapper = poptorch.inferenceModel(model, chosen)
     data = torch.utils.data.TensorDataset(normal(21, 4))
@@ -377,7 +377,7 @@ def test_a_failed_kind_leaves_the_others() -> None:
 
 
 @pytest.mark.parametrize("detaches", [False, True])
-def test_what_only_one_program_trains_keeps_its_moments(detaches: bool) -> None:
+def test_weights_that_only_one_program_trains_keep_their_moments(detaches: bool) -> None:
     def forward(model: Having, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return nn.functional.mse_loss(model.layer(x) * (model.scale if model.training else 1.0), y)
 

@@ -148,7 +148,7 @@ def test_a_traceback_ends_in_the_users_line(tmp_path: Path) -> None:
     assert "[critical]" not in done.stderr
 
 
-def test_what_torch_refuses_in_the_backward_pass_is_an_error_of_the_model() -> None:
+def test_an_error_of_torch_in_the_backward_pass_is_an_error_of_the_model() -> None:
     with pytest.raises(poptorch.Error, match=r"of Scaled raised RuntimeError\n.*inplace op"):
         training(Scaled(lambda x: x.exp().add_(1)), options())(X)
 
@@ -422,7 +422,7 @@ def test_an_error_of_the_library_names_the_line_that_led_to_it() -> None:
         poptorch.Options().set(nonsense=1)
 
 
-def test_what_terminals_take_for_commands_is_written_out() -> None:
+def test_control_characters_in_messages_are_escaped() -> None:
     text = "a\x1b[2J\x9b1m\r\x08\u202eb\u2066\x7f\ud800"
     assert visible(text) == r"a\x1b[2J\x9b1m\r\x08\u202eb\u2066\x7f\ud800"
     assert visible("tab\tand line\nand ä€😀") == "tab\tand line\nand ä€😀"

@@ -357,7 +357,7 @@ def another_layer() -> dict[str, Any]:
         ),
     ],
 )
-def test_what_a_file_is_loaded_into_must_fit_or_stays_as_it_is(
+def test_a_file_must_fit_the_model_or_nothing_changes(
     given: Callable[[dict[str, Any]], dict[str, Any]], said: str, trained_by_sgd: Path
 ) -> None:
     target = into("torch")
@@ -406,7 +406,7 @@ def test_a_program_of_sgd_is_loaded_into_a_model_without_an_optimizer(
     assert trainer.isCompiled()
 
 
-def test_what_cannot_be_compiled_for_while_loading(tmp_path: Path) -> None:
+def test_loading_does_not_compile_for_arguments_that_are_not_in_the_file(tmp_path: Path) -> None:
     """Made-up arguments would freeze the wrong branch; a type of the user's is not in the file."""
     path, layer, positive = tmp_path / "m.poptorch", nn.Linear(4, 4), X.abs()
     depends = Calling(lambda x, _=None: layer(x) if x.sum() > 0 else x)
@@ -670,7 +670,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_what_a_stranger_says_is_refused_and_nothing_has_changed(
+def test_malicious_files_are_refused_and_change_nothing(
     change: str, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(path.parent)

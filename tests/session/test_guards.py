@@ -345,7 +345,7 @@ def edit(model: Holds) -> None:
     model.config, model.args = Config(3.0), argparse.Namespace(offset=1.0)
 
 
-def test_what_changes_between_wrapping_and_compiling_counts_in_training(
+def test_changes_between_wrapping_and_compiling_take_effect_in_training(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     model = Holds()

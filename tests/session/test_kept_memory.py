@@ -66,7 +66,7 @@ def test_a_detached_model_and_its_optimizer_have_each_moment_once(library: Modul
         assert len(storages(61 * 67) - before) == 3, "a weight and two moments"
 
 
-@pytest.mark.larger("test_what_a_program_freed_is_given_back_when_it_is_destroyed")
+@pytest.mark.larger("test_destroying_a_program_returns_its_freed_memory")
 @pytest.mark.skipif(not RESIDENT.exists(), reason="nothing says what is resident")
 def test_training_wrapping_and_destroying_keep_nothing() -> None:
     """A tenth of the length that the limit of 2 % is meant for, so a tenth of the growth."""
@@ -98,7 +98,7 @@ def test_training_wrapping_and_destroying_keep_nothing() -> None:
 
 
 @pytest.mark.skipif(not RESIDENT.exists(), reason="nothing says what is resident")
-def test_what_a_program_freed_is_given_back_when_it_is_destroyed() -> None:
+def test_destroying_a_program_returns_its_freed_memory() -> None:
     chain = nn.Sequential(nn.Linear(1, 1), *(nn.Tanh() for _ in range(20)))
     model = with_loss(chain, lambda y: poptorch.identity_loss(y, "mean"))
     for _ in range(2):  # the first gives back what others freed

@@ -227,7 +227,7 @@ def test_a_reported_change_takes_effect_as_the_message_says(
     assert told(caplog) == []
 
 
-def test_what_waits_for_another_set_optimizer_is_not_hidden_by_the_first(
+def test_changes_that_need_another_set_optimizer_are_reported_after_the_first_one(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     optimizer, executor = trained(sgd)

@@ -186,7 +186,7 @@ def test_results_can_be_saved_and_copied() -> None:
 
 
 @pytest.mark.spec("executor", 49)
-def test_what_the_host_computes_from_results_has_gradients() -> None:
+def test_host_computations_with_results_have_gradients() -> None:
     out, _ = poptorch.trainingModel(with_loss(), options())(torch.randn(2, 3), torch.randn(2, 2))
 
     leaf = (out * 2).requires_grad_()

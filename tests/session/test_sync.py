@@ -253,7 +253,7 @@ def test_assigned_values_reach_the_device(train: bool, when: str) -> None:
     torch.testing.assert_close(model.below.running_mean, eager.below.running_mean)
 
 
-def test_what_does_not_fit_is_refused_and_parameters_that_were_replaced_are_let_go() -> None:
+def test_state_that_does_not_fit_is_refused_and_replaced_parameters_are_released() -> None:
     model = net()
     executor = training(model)
     executor(A, B)
@@ -477,7 +477,7 @@ def test_hooks_and_copies_of_the_users_class_are_his_own() -> None:
 
 
 @pytest.mark.parametrize("backend", few(["reference", "inductor"], "reference"))
-def test_what_inference_counts_comes_down_when_it_is_asked_for(backend: str) -> None:
+def test_counters_of_inference_are_downloaded_on_request(backend: str) -> None:
     def count(own: Having, x: torch.Tensor) -> torch.Tensor:
         if own.training:  # a program for eval() reads the one and not the other
             own.count.add_(1)

@@ -174,7 +174,7 @@ class Product(nn.Module):
         ("SGD", {"lr": 0.01, "momentum": 0.9, "velocity_accum_type": torch.float16}),
     ],
 )
-def test_what_torch_does_not_have_updates_complex_numbers_as_pairs(
+def test_optimizers_that_torch_does_not_have_update_complex_numbers_as_pairs(
     name: str, settings: dict[str, float | torch.dtype]
 ) -> None:
     of_pairs, of_complex = Product(as_pairs=True), Product(as_pairs=False)

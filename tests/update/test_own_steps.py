@@ -468,7 +468,7 @@ def test_a_step_that_needs_a_closure_is_refused_when_the_model_is_wrapped():
         Pair(lambda model: Closing(model.parameters(), None))
 
 
-def test_what_a_step_raises_has_a_note_that_it_was_traced():
+def test_an_exception_of_a_step_has_a_note_that_the_step_was_traced():
     def fail(p, group, state):
         raise KeyError("missing")
 
