@@ -1,6 +1,8 @@
 """The two tiers: what runs when, what a takeover keeps, which compiler processes are kept."""
 
+import contextlib
 import gc
+import io
 import logging
 import os
 import re
@@ -10,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -55,48 +57,111 @@ def until_settled(model: poptorch.PoplarExecutor) -> list[float]:
     return losses
 
 
+def compile_at_once(patch: pytest.MonkeyPatch, folder: Path) -> None:
+    """Let compiling begin with the second call, into the store of a folder."""
+    patch.setattr(tiers, "SHARE", 0.0)
+    patch.setattr(cache, "default_store", lambda: cache.Store(folder))
+    patch.setattr(cache, "_loaded", {})
+
+
 @pytest.fixture
 def eager_to_compile(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Let compiling begin with the second call, into an empty store."""
-    monkeypatch.setattr(tiers, "SHARE", 0.0)
-    monkeypatch.setattr(cache, "default_store", lambda: cache.Store(tmp_path))
-    monkeypatch.setattr(cache, "_loaded", {})
+    """Let compiling begin with the second call, into an empty store; return its folder."""
+    compile_at_once(monkeypatch, tmp_path)
     return tmp_path
 
 
+class Takeover(NamedTuple):
+    """What a model did and said while it ran interpreted, and then in compiled code."""
+
+    model: poptorch.PoplarExecutor
+    losses: list[float]
+    interpreted_calls: int
+    first_plan: str
+    printed: list[str]
+    store: Path
+    loaded: dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def takeover(tmp_path_factory: pytest.TempPathFactory) -> Takeover:
+    """Train a model until its compiled code has been timed."""
+    folder, printed = tmp_path_factory.mktemp("store"), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(printed):
+        compile_at_once(patch, folder)
+        model = training(shown=True)
+        losses = losses_of(model, 1)
+        first_plan = str(model.plan())
+        losses += until_settled(model)
+        calls = len(losses) - 1  # the last one was the first of compiled code
+        losses += losses_of(model, tiers.COMPARED)
+        lines = printed.getvalue().split("\n")
+        # A capture that takes seconds on a busy machine says now and then how far it is.
+        lines = [line for line in lines if not re.search(r"% after \d+ s, ", line)]
+        return Takeover(model, losses, calls, first_plan, lines, folder, cache._loaded)
+
+
 @pytest.mark.slow
-@pytest.mark.usefixtures("eager_to_compile")
-def test_compiled_code_takes_over_with_all_state_and_random_numbers_and_a_log_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    model = training(shown=True)
-    losses = losses_of(model, 1)
-    text = "runs on the reference backend until inductor has compiled it"
-    assert str(model.plan()).startswith(text)
-    losses += until_settled(model)
-    calls = len(losses) - 1  # the last one was the first of compiled code
-    assert model._executable.report().backend == "inductor"
-    assert str(model.plan()).startswith("runs on the inductor backend\n")
-    losses += losses_of(model, tiers.COMPARED)
-    # The bar is over when the graph is captured; lines after it say what runs since.
-    bar, begun, fast, _ = capsys.readouterr().err.split("\n")
+def test_a_plan_says_which_backend_runs_until_compiled_code_takes_over(takeover: Takeover) -> None:
+    expected = "runs on the reference backend until inductor has compiled it"
+    assert takeover.first_plan.startswith(expected)
+
+
+@pytest.mark.slow
+def test_a_plan_says_that_compiled_code_has_taken_over(takeover: Takeover) -> None:
+    assert str(takeover.model.plan()).startswith("runs on the inductor backend\n")
+    assert takeover.model._executable.report().backend == "inductor"
+
+
+@pytest.mark.slow
+def test_the_progress_bar_ends_when_the_graph_is_captured(takeover: Takeover) -> None:
+    """The lines after it say what runs since."""
+    bar, begun, _, _ = takeover.printed
+
     assert "Graph compilation: 100%" in bar
-    text = r"Graph compilation: captured; calls run interpreted while 1 graph compiles, about \d+ s"
-    assert re.fullmatch(text, begun)
-    text = rf"Graph compilation: full speed from call {calls + 1} on: [\d.]+ times as fast, (.*)"
-    times = re.findall(r"\d+\.\d\d", re.fullmatch(text, fast)[1])
-    assert len(times) == 2
-    assert all(0 < float(each) < 600_000 for each in times)  # milliseconds
+    expected = "Graph compilation: captured; calls run interpreted while 1 graph compiles, about"
+    assert re.fullmatch(rf"{expected} \d+ s", begun)
+
+
+@pytest.mark.slow
+def test_a_line_says_from_which_call_on_compiled_code_runs_and_how_fast(
+    takeover: Takeover,
+) -> None:
+    *_, fast, _ = takeover.printed
+
+    since = takeover.interpreted_calls + 1
+    expected = rf"Graph compilation: full speed from call {since} on: [\d.]+ times as fast, (.*)"
+    said = re.fullmatch(expected, fast)
+    assert said is not None
+    milliseconds = re.findall(r"\d+\.\d\d", said[1])
+    assert len(milliseconds) == 2
+    assert all(0 < float(each) < 600_000 for each in milliseconds)
+
+
+@pytest.mark.slow
+def test_compiled_code_takes_over_with_all_state_and_random_numbers(takeover: Takeover) -> None:
     reference = training("reference")
-    torch.testing.assert_close(losses, losses_of(reference, len(losses)), **near(8 + FUNCTION, 20))
-    for key, value in reference.model.state_dict().items():
-        torch.testing.assert_close(model.model.state_dict()[key], value, **near(8 + FUNCTION, 20))
-    # Programs with the same graphs have them at once, in this process and in the next.
-    for loaded in (cache._loaded, {}):
-        monkeypatch.setattr(cache, "_loaded", loaded)
-        again = training(lr=0.01, iterations=4)
-        again(X.repeat(4, 1), Y.repeat(4, 1))
-        assert again._executable.report().backend == "inductor"
+
+    losses = losses_of(reference, len(takeover.losses))
+
+    torch.testing.assert_close(takeover.losses, losses, **near(8 + FUNCTION, 20))
+    state, expected = takeover.model.model.state_dict(), reference.model.state_dict()
+    torch.testing.assert_close(state, expected, **near(8 + FUNCTION, 20))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("process", ["the same process", "another process"])
+def test_a_program_with_equal_graphs_has_compiled_code_at_once_in(
+    process: str, takeover: Takeover, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compile_at_once(monkeypatch, takeover.store)
+    if process == "the same process":
+        monkeypatch.setattr(cache, "_loaded", takeover.loaded)
+    again = training(lr=0.01, iterations=4)
+
+    again(X.repeat(4, 1), Y.repeat(4, 1))
+
+    assert again._executable.report().backend == "inductor"
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from helpers.wrapping import Having, Twins
 PAGE = ROOT / "docs" / "differences.md"
 SHOWN = {
     "needs IPUs, or the SDK's simulator": "test_wheel.py::test_the_readme_trains_where_nothing_else_is_installed",
-    "compiles before the first result": "compile/test_tiers.py::test_compiled_code_takes_over_with_all_state_and_random_numbers_and_a_log_line",
+    "compiles before the first result": "compile/test_tiers.py::test_compiled_code_takes_over_with_all_state_and_random_numbers",
     "a missing toolchain is an error": "compile/test_bad_machines.py::test_the_warning_names_what_is_missing",
     "enables `faulthandler` and replaces `sys.excepthook` at import": "test_runtime.py::test_import_is_light_and_changes_nothing",
     "saved models are pickles, and loading one runs any code in it": "session/test_files.py::test_pickles_of_strangers",
@@ -101,7 +101,7 @@ SHOWN = {
     "`poptorch doctor` and `executor.explain` list everything that cannot be captured, with its line": "capture/test_explain.py::test_the_error_of_a_compilation_names_all_that_is_unsupported",
     "`print(executor.plan())` shows what a call runs": "test_runtime.py::test_plans_and_estimates_are_tables_and_pictures",
     "micro-batches and replicas run side by side; `Options.lanes` and `laneMemory` set how many": "conformance/test_zoo.py::test_training_equals_the_eager_loop",
-    "the first call returns immediately, and compiled code takes over later": "compile/test_tiers.py::test_compiled_code_takes_over_with_all_state_and_random_numbers_and_a_log_line",
+    "the first call returns immediately, and compiled code takes over later": "compile/test_tiers.py::test_compiled_code_takes_over_with_all_state_and_random_numbers",
     "a batch with fewer rows than the first one, such as the last one of an epoch, [gets a program of its own](guide/data.md#a-short-last-batch). `options.programs(1)` makes it an error, as in PopTorch, where all shapes must be constant": "session/test_shorter.py::test_an_epoch_with_a_short_last_batch_trains_like_eager",
     "`options.programs(n)` keeps up to n compiled programs that share the same weights, one for each combination of input shapes and types": "session/test_common_weights.py::test_a_short_last_batch_trains_like_eager",
     "with `options.programs(2)` or more, one program serves all sizes of a dimension, from the second size on, if a call has one micro-batch": "session/test_sizes.py::test_training_serves_all_sizes_with_the_numbers_of_eager_torch",
