@@ -44,7 +44,7 @@ if not _WORKER:
     def _clean_up(pid: int = os.getpid()) -> None:
         if os.getpid() == pid:  # and not a process that a test forked
             shutil.rmtree(os.environ["_TESTS"], ignore_errors=True)
-            shutil.rmtree(_kept, ignore_errors=True)  # of another run beside this one
+            shutil.rmtree(_kept, ignore_errors=True)  # of another run at the same time
             os.rename(_own, _kept)
 
 
@@ -65,7 +65,7 @@ import torch  # noqa: E402
 from helpers import compiled  # noqa: E402
 
 compiled.watch()  # before anything is compiled, by a fixture of a file for one
-torch.set_num_threads(1)  # tests are small and run beside one another
+torch.set_num_threads(1)  # tests are small and run at the same time
 
 
 # Which cases a run takes, by whether a case is the first one of its test and whether it is slow.

@@ -190,7 +190,7 @@ def test_a_terminated_process_ends_together_with_its_workers(
         with pytest.raises(AssertionError, match="data fetcher"):
             list(iterator)
         del made, iterator
-    if not workers:  # where Python may tell that the receiver of a shared file has gone
+    if not workers:  # Python may report that the receiver of a shared file has gone
         assert capfd.readouterr() == ("", "")
 
 

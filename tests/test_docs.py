@@ -121,7 +121,7 @@ def test_python_in_the_pages_runs_without_warnings(
         if block.info == "text printed":
             assert capsys.readouterr().out.rstrip() == block.text
             continue
-        text = "\n" * block.line + block.text  # so that a traceback tells the page's own line
+        text = "\n" * block.line + block.text  # so that a traceback shows the line of the page
         if block.info == "python torchrun":
             Path("train.py").write_text(text)
             command = "-m", "torch.distributed.run", "--nproc-per-node", "2", "train.py"

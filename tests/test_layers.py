@@ -135,7 +135,7 @@ def test_private_attributes_of_others_are_listed() -> None:
 
 SHARED = {"_base", "_ir"}  # what all rooms speak
 NAMES_OF_POPTORCH = {"_impl", "_poplar_executor"}  # scripts import these
-# Tests beside src's folders, and what they are about; then tests that also read other rooms.
+# Folders of tests without a folder in src, and their subjects; then tests that read other rooms.
 ROOMS = {
     "checkpoints": {"_session"}, "dataloader_faults": {"_data"}, "conftest": {"_pod"},
     "estimates": {"_cost", "_ipu_model", "_session"}, "ipu_model": {"_systems"},

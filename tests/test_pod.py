@@ -66,7 +66,7 @@ def held() -> list[int]:
 
 
 def test_leases_hold_different_chips() -> None:
-    """Two chips beside each other are one device: when 0 is held, 0 and 1 are not free."""
+    """Two neighbouring chips are one device: when 0 is held, neither 0 nor 1 is free."""
     one, two = _pod.acquire(1), _pod.acquire(2)
 
     assert one.chips == (0,)

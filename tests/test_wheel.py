@@ -126,7 +126,7 @@ EXTRAS = {
 
 @pytest.mark.long
 def test_the_readme_trains_where_nothing_else_is_installed(alone: Path, tmp_path: Path) -> None:
-    """Then a look around tells what is there, and what is said of what is not."""
+    """Check which names exist, and the errors about names that do not exist."""
     program = (ROOT / "README.md").read_text().split("```python\n")[1].split("```")[0]
     (tmp_path / "program.py").write_text(program + MORE % EXTRAS)
     settings = {"PYTHONPATH": "", "POPTORCH_BACKEND": "reference"}

@@ -115,7 +115,7 @@ def test_random_models_equal_the_fused_program(case: tuple[Any, ...]) -> None:
     opts.deviceIterations(iterations).replicationFactor(replicas).broadcastBuffers(recompute)
     opts.Training.gradientAccumulation(accumulation)
     opts.setExecutionStrategy(strategy_of(kind, chips, liveness))
-    if not recompute:  # a pipeline does unless it is told not to
+    if not recompute:  # a pipeline recomputes by default
         opts._Popart.set("autoRecomputation", 0)
     plan, rows = captured.plan(opts), ROWS * accumulation * iterations * replicas
     batches = [(torch.randn(rows, WIDTH), torch.randn(rows, WIDTH)) for _ in range(2)]
@@ -216,7 +216,7 @@ def homonyms(model: Having, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.spec("parallel", 30)
 def test_a_module_may_be_called_like_a_moment() -> None:
-    """Whose moment ``optstate.velocity.fc.weight`` is cannot be told from its name."""
+    """The name ``optstate.velocity.fc.weight`` does not say which tensor the moment belongs to."""
     opts = options("staged")
     opts.setExecutionStrategy(ShardedExecution())
     model = Having(homonyms, fc=nn.Linear(4, 4), velocity=nn.ModuleDict({"fc": nn.Linear(4, 3)}))

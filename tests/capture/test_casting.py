@@ -1,4 +1,4 @@
-"""Mixed number formats: what layers, operators and losses make of them, beside eager torch."""
+"""Mixed number formats: what layers, operators and losses do with them, as in eager PyTorch."""
 
 import copy
 import itertools

@@ -31,7 +31,7 @@ def two(between: Callable[..., Any] = lambda x: x) -> Having:
 
 
 def trained(model: torch.nn.Module, eager: torch.nn.Module | None = None) -> torch.nn.Module:
-    """Train with decay and momentum, which move what has a gradient of zero, beside torch."""
+    """Train and compare with torch; decay and momentum also move weights with zero gradients."""
     trains_alike(model, X, eager=eager, steps=3, momentum=0.9, weight_decay=0.1)
     return model
 

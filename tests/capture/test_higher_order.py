@@ -1,4 +1,4 @@
-"""Torch's own control flow and function transforms in ``forward``, beside plain Python."""
+"""Torch's own control flow and function transforms in ``forward``, compared with plain Python."""
 
 from collections.abc import Callable
 from typing import Any

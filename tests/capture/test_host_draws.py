@@ -21,7 +21,7 @@ def held_by_the_model(m: Having, x: torch.Tensor) -> torch.Tensor:
 
 
 def infer(forward: Callable[..., Any], x: torch.Tensor) -> Any:
-    """The check against eager PyTorch would tell of the same numbers once more."""
+    """The check against eager PyTorch would report the same numbers again."""
     return poptorch.inferenceModel(Calling(forward), unchecked())(x)
 
 

@@ -189,7 +189,7 @@ class Branching(torch.nn.Module):
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A package that is installed beside torch."""
+    """A package that is installed next to torch."""
     folder = tmp_path / "lib" / "python3.11" / "site-packages"
     (folder / "acme").mkdir(parents=True)
     (folder / "acme" / "layers.py").write_text(PACKAGE)

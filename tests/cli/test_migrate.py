@@ -125,7 +125,7 @@ results = Trainer(poptorch.Options()).train()
 
 
 def migrated(script: Path, *, todo: int = 0) -> Path:
-    """Write the new script beside the old one; it has so many TODOs."""
+    """Write the new script next to the old one, and compare its number of TODOs."""
     new = script.with_name(f"plain_{script.name}")
     with contextlib.redirect_stdout(io.StringIO()):
         assert main(["migrate", "-o", str(new), str(script)]) == 0

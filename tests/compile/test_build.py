@@ -22,7 +22,7 @@ MOST = 1 << 20
 
 
 def accumulator(name: str, size: float, dtype: torch.dtype = torch.float32) -> Slot:
-    """Return one with so many times MOST bytes."""
+    """Return an accumulator of ``size`` x MOST bytes."""
     return Slot(Kind.ACCUM, (int(size * MOST) // dtype.itemsize,), dtype, name)
 
 

@@ -30,7 +30,7 @@ def peak_of(wrapper: poptorch.PoplarExecutor) -> int:
 
 
 def with_large_values() -> Having:
-    """Long kernels: a micro-batch takes as long alone as beside others."""
+    """Long kernels: a micro-batch takes as long alone as next to others."""
 
     def forward(net: Having, x: torch.Tensor) -> torch.Tensor:
         return poptorch.identity_loss((x * net.factor).sin().exp().tanh(), "mean")

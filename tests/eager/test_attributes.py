@@ -1,4 +1,4 @@
-"""What ``forward`` changes in attributes, and reads the next time, is told: a program is fixed."""
+"""A warning names attributes that ``forward`` changes and reads in the next run."""
 
 from __future__ import annotations
 

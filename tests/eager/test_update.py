@@ -270,7 +270,7 @@ def test_a_step_that_depends_on_the_identity_of_parameters_is_noticed() -> None:
 
 
 def test_an_optimizer_that_holds_a_layer_is_compared_each_time(comparisons: list[str]) -> None:
-    """Its step may tell parameters apart by the layer, which nothing stored can describe."""
+    """Its step may depend on the layer of a parameter, which no stored value describes."""
     for _ in range(2):
         model = Model()
         optimizer = ByIdentity(model.parameters(), nn.Linear(3, 3))

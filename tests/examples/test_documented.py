@@ -1,4 +1,4 @@
-"""What documents publish, beside torch: forms of the guide, whole programs, custom operators."""
+"""Published programs against plain torch: forms of the guide, whole programs, custom operators."""
 
 import copy
 import ctypes

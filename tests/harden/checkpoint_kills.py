@@ -87,7 +87,7 @@ def last_number(read: int) -> int:
 
 
 def problem_of(folder: Path, keep: int, reported: int) -> str | None:
-    """Say what is wrong with what a killed process left, after so many saves that returned."""
+    """Return what is wrong with the files of a killed process, after a number of finished saves."""
     named = [path for path in folder.iterdir() if path.name.isdecimal()]
     for path in named:
         for name in ("model.poptorch", "process-0"):

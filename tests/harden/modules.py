@@ -1,4 +1,4 @@
-"""Modules drawn from a grammar, trained or run with drawn options, beside eager torch."""
+"""Modules drawn from a grammar, trained or run with drawn options, compared with eager PyTorch."""
 
 import dataclasses
 import functools
@@ -105,7 +105,7 @@ def drawn(number: int) -> Case:
     draw = random.Random(number)
     names, weights = [*PARTS], [SHARES.get(name, 1) for name in PARTS]
     count, training = draw.choice([1, 1, 2, 2, 3]), draw.random() < 0.8
-    compiled = number >= 1000 and number % 50 == 0  # one of so many of the long suite
+    compiled = number >= 1000 and number % 50 == 0  # some of those of the long suite
     return Case(
         training,
         draw.choice([0, 0, 0, 1, 2]),

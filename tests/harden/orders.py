@@ -1,4 +1,4 @@
-"""Public methods in any order, beside an eager model that follows what they are said to do."""
+"""Public methods in any order, compared with an eager model that does what they document."""
 
 import copy
 import os

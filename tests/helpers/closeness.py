@@ -2,7 +2,7 @@
 
 Between tiers, versions and processors three things differ: the order in which a sum is added up,
 routines for ``exp`` and its like, and whether a product and a sum round once or twice. Each
-changes a number by so many units in the last place of the largest that took part.
+changes a number by a certain number of units in the last place of the largest that took part.
 """
 
 import torch

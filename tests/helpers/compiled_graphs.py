@@ -1,4 +1,4 @@
-"""Graphs to compile, and their results beside the traced ones. For tests of that backend."""
+"""Graphs to compile, and comparisons with the traced graphs, for tests of that backend."""
 
 from collections.abc import Callable
 
@@ -32,7 +32,7 @@ def graph(step: Step, examples: Tensors) -> tuple[torch.fx.GraphModule, range]:
 
 
 def check(step: Callable[..., tuple[Tensors, Tensors]], examples: Tensors) -> Code:
-    """Compile, run beside the traced graph, also what is kept; compare all that can be seen."""
+    """Compile and run a graph and its stored form; compare all results with the traced graph."""
     module, places = graph(step, examples)
     text, code = module.print_readable(print_output=False), compile_graph(module, places, examples)
     assert module.print_readable(print_output=False) == text

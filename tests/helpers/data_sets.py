@@ -69,7 +69,7 @@ class Structured(Numbers):
 
 
 class Graph:
-    """A collated object with a text beside its tensors."""
+    """A collated object with a string and tensors."""
 
     def __init__(self, nodes: torch.Tensor, edges: torch.Tensor, name: str) -> None:
         self.nodes, self.edges, self.name = nodes, edges, name

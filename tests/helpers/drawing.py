@@ -1,4 +1,4 @@
-"""Training beside eager torch that draws the numbers of the compiled program.
+"""Train eager PyTorch with the random numbers of the compiled program, and compare.
 
 The program seeds torch's generator for each micro-batch, or one generator for each lane. Seeded
 alike, eager torch draws the same.

@@ -13,7 +13,7 @@ EDGES = (("v0", "e0", "v1"), ("v1", "e1", "v0"), ("v0", "e2", "v0"))
 
 
 def graph(nodes: int, number: int = 0, of_nodes: bool = False) -> Data:
-    """A ring of nodes; features tell which graph they belong to, ``place`` which node."""
+    """A ring of nodes. Features identify the graph, and ``place`` identifies the node."""
     ring = torch.arange(nodes)
     return Data(
         x=torch.full((nodes, 2), float(number + 1)),

@@ -1,4 +1,4 @@
-"""One of three processes; the store's ends first. ``main`` prints an error, or what it was told."""
+"""One of three processes; the one with the store ends first. ``main`` prints a message."""
 
 import os
 import signal

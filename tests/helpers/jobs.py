@@ -83,7 +83,7 @@ NETWORK = {"MASTER_ADDR": "127.0.0.2"}
 def start(
     module: str, arguments: Sequence[Any], count: int, folder: Path, **more: Any
 ) -> list[BaseProcess]:
-    """Start processes, each told who it is; process i prints to ``i.out`` of the folder."""
+    """Start processes that know their index; process i prints to ``i.out`` of the folder."""
     port, processes = str(free_port()), []
     for index in range(count):
         place = {"RANK": str(index), "WORLD_SIZE": str(count)}

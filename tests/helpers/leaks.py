@@ -90,7 +90,7 @@ def nothing_left(seconds: float = HANGS) -> Iterator[Any]:
             "segments": sorted(segments({os.getpid(), *known})),
         }
         if any(remains.values()):
-            gc.collect()  # cycles may keep it; the next look tells
+            gc.collect()  # cycles may keep it; the next check shows whether they did
         return remains
 
     # To look takes milliseconds, which those who are to end need, too.

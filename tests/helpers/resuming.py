@@ -75,7 +75,7 @@ class Run:
             self.training.setOptimizer(self.optimizer)
             if self.checkpoints.step == until:
                 self.checkpoints.save(wait=self.alone)
-                if not self.alone:  # it is written beside what changes all that it holds
+                if not self.alone:  # it is written while all of its contents change
                     self.training(batch)
                     self.checkpoints.wait()
                 return losses

@@ -1,4 +1,4 @@
-"""Small models, and short ways to wrap them, to call and train them beside eager torch."""
+"""Small models, and short ways to wrap them, and to call and train them next to eager PyTorch."""
 
 import contextlib
 import copy
@@ -123,7 +123,7 @@ def trains_alike(
     steps: int = 2,
     **settings: Any,
 ) -> Any:
-    """Train a model that returns its loss last beside a copy (or ``eager``); compare everything."""
+    """Train a model whose last result is the loss, and an eager copy; compare everything."""
     eager, settings = eager or copy.deepcopy(model), {"lr": 0.1, **settings}
     plain = torch.optim.SGD(eager.parameters(), **settings)
     optimizer, opts = torch.optim.SGD(model.parameters(), **settings), (opts or options()).clone()

@@ -211,7 +211,7 @@ class Translating(nn.Module):
 
 @pytest.fixture
 def translated() -> tuple[Lengths, Batch]:
-    """Both sequences have the same length, so that a size alone does not tell them apart."""
+    """Both sequences have the same length, so that a size alone does not distinguish them."""
     return lengths_of(Translating()), batch(5, labels=torch.randint(0, 9, (3, 5)))
 
 

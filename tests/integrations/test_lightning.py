@@ -1,4 +1,4 @@
-"""``PopTorchStrategy`` beside Lightning's own way: same losses, logs, weights and checkpoints."""
+"""``PopTorchStrategy`` against Lightning's strategy: same losses, logs, weights and checkpoints."""
 
 import copy
 import logging

@@ -1,4 +1,4 @@
-"""Our ``Trainer`` beside that of transformers: same losses, same files; models with caches."""
+"""Our ``Trainer`` against that of transformers: same losses, same files; models with caches."""
 
 import copy
 import logging

@@ -48,7 +48,7 @@ class Attention(torch.nn.Module):
 
 
 def stack(layers: int, chips: int, wide: int) -> torch.nn.Module:
-    """Layers of attention, so many on each chip, and the mean of what they return as a loss."""
+    """Return attention layers, ``layers`` on each chip; the mean of the results is the loss."""
     made = torch.nn.Sequential(*(Attention(wide) for _ in range(layers * chips)))
     for chip in range(1, chips):
         poptorch.BeginBlock(made[chip * layers], f"chip{chip}", ipu_id=chip)

@@ -204,7 +204,7 @@ def test_gathering_single_elements_takes_longer_than_rows(looking_up_rows: float
 
 
 class TwoProducts(nn.Module):
-    """A product on each of two chips; the first may be told its share of a tile."""
+    """A product on each of two chips; the share of a tile can be set for the first."""
 
     def __init__(self, share: float | None) -> None:
         super().__init__()

@@ -15,7 +15,7 @@ COUNT = 16
 
 
 def found(name: str) -> list[list[torch.Tensor]]:
-    """Return what a process maps that is told of one name by another process."""
+    """Return the memory that a process maps for a name that another process sends."""
     like = torch.zeros(COUNT)
     return CommonMemory().find([like], [[name]])
 

@@ -56,7 +56,7 @@ def close(ours: torch.Tensor, theirs: torch.Tensor, tolerance: float, case: str)
 
 
 def part(value: torch.Tensor, case: Case, share: int, shares: int, *row: int) -> torch.Tensor:
-    """Return what one of so many shares of all replicas returned, of a shape at each step."""
+    """Return the results of one share of all replicas, of one shape at each step."""
     return value.reshape(-1, shares, case.replicas, *row)[:, share].flatten(0, 1)
 
 

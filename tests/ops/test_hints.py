@@ -1,4 +1,4 @@
-"""Hints of memory, recomputation and overlap: what operators are told, and what is refused."""
+"""Hints of memory, recomputation and overlap: their effect on operators, and refused hints."""
 
 import collections
 import functools

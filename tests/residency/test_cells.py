@@ -1,4 +1,4 @@
-"""The coherence table, beside a model of ten lines."""
+"""The coherence table, compared with a model of ten lines."""
 
 import functools
 from collections.abc import Callable

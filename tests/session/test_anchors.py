@@ -215,7 +215,7 @@ def test_an_anchor_that_there_is_not_is_refused_with_the_nearest_name() -> None:
 
 
 class Deep(nn.Module):
-    """Has so many small weights that they are updated together."""
+    """Has enough small weights for a bundle, which is updated as one."""
 
     def __init__(self) -> None:
         super().__init__()

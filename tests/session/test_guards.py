@@ -1,4 +1,4 @@
-"""A program does not follow some changes on the host: each is told once, and only when it is so."""
+"""A program does not follow some changes on the host: each causes one warning."""
 
 import argparse
 import contextlib
@@ -37,7 +37,7 @@ def test_a_long_look_puts_the_next_off(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def looks(monkeypatch: pytest.MonkeyPatch, apart: float, first: int = 0) -> int:
-    """How often two calls look, so many seconds apart; a look takes 0.1 ms."""
+    """Return how often two calls check, with a pause between them; a check takes 0.1 ms."""
     made: list[int] = []
     checks = guards.Checks(guards.Guard(lambda: made.append(1), lambda _: [], ""))
     made.clear()
@@ -152,7 +152,7 @@ def triple(module: nn.Module) -> None:
     module.forward = lambda first, *rest: forward(3 * first, *rest)
 
 
-CHANGES = [  # each of which is told in the one message
+CHANGES = [  # each of which the one message names
     {
         "temperature was 1.0 and is 0.5": lambda m: setattr(m, "temperature", 0.5),
         "factors was [1.0, 2.0] and is [1.0, 3": lambda m: m.factors.__setitem__(1, 3.0),

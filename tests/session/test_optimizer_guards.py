@@ -1,4 +1,4 @@
-"""What an optimizer gets after compiling is told, if the compiled update would be another one."""
+"""A warning names changes of an optimizer that would change the compiled update."""
 
 import functools
 import re

@@ -1,4 +1,4 @@
-"""Batches that are shorter than usual, beside eager PyTorch on micro-batches of the usual size."""
+"""Batches that are shorter than usual, against eager PyTorch on micro-batches of the usual size."""
 
 import copy
 from collections.abc import Iterator

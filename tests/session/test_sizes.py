@@ -260,7 +260,7 @@ Trained = tuple[poptorch.PoplarExecutor, LossesAndState, LossesAndState]
 
 
 def train(model: nn.Module, *shapes: tuple[int, int], backend: str = "reference") -> Trained:
-    """Train a model beside eager PyTorch; return the executor and both lists of losses."""
+    """Train a model and an eager copy; return the executor and both lists of losses."""
     eager = copy.deepcopy(model)
     plain = torch.optim.SGD(eager.parameters(), lr=0.1, momentum=0.9)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)

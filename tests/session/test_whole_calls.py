@@ -63,7 +63,7 @@ def batch(rows: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def after(updates: int, backend: str, lanes: int, computed: bool = False) -> dict[str, Any]:
-    """What an undisturbed model is like after so many updates, made one by one."""
+    """The state of an undisturbed model after each number of updates."""
     twin = Trained(backend, computed, lanes, accumulation=2)
     x, y = (part.chunk(3) for part in batch(24))
     for update in range(updates):

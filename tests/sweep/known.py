@@ -8,7 +8,7 @@ OPERATORS = {
     **dict.fromkeys(("unique", "unique_consecutive"), _SHAPE),
     **dict.fromkeys(("sparse.mm.reduce", "sparse.sampled_addmm", "to_sparse"), _SPARSE),
     **dict.fromkeys(("linalg.lstsq", "linalg.lstsq.grad_oriented"), _RANK),
-    "__getitem__": "a mask of bools selects so many elements as its values say; refused by design",
+    "__getitem__": "the values of a mask decide how many elements it selects; refused by design",
     "index_fill": "the gradient of a filling tensor looks for unique indices, whose number varies",
     "index_put": "the gradient of values that are put where a mask says selects with the mask",
     "repeat_interleave": "repetitions that are an input of the model: as tensor_split",

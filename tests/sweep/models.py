@@ -1,4 +1,4 @@
-"""Small models of transformers beside eager torch: ``benchmarks/zoo.py`` makes and judges them."""
+"""Small models of transformers against eager PyTorch, with the code of ``benchmarks/zoo.py``."""
 
 import inspect
 from collections.abc import Iterator

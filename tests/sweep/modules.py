@@ -20,7 +20,7 @@ def names() -> Any:
 
 
 def samples(name: str, most: int) -> Iterator[Sample]:
-    """Yield samples of a module, at most so many, in evaluation and in training mode."""
+    """Yield a limited number of samples of a module, in evaluation and in training mode."""
     info, every = names()[name], []
     for training in (False, True):
         torch.manual_seed(0)

@@ -45,7 +45,7 @@ def names() -> dict[str, Any]:
 
 
 def samples(name: str, most: int) -> Iterator[Sample]:
-    """Yield samples of an operator, at most so many, the same ones each time."""
+    """Yield a limited number of samples of an operator, the same ones each time."""
     info = names()[name]
     torch.manual_seed(0)
     every = list(info.sample_inputs("cpu", torch.float32, requires_grad=False))

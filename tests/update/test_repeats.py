@@ -18,7 +18,7 @@ WEIGHTS, KINDS = 2 * LAYERS + 2, 4
 
 
 class Watched:
-    """An optimizer that is told how many weights had gradients when it was traced the last time."""
+    """An optimizer that records how many weights had gradients when it was last traced."""
 
     with_gradients = 0
 

@@ -20,7 +20,7 @@ def _is_one_query(
     is_causal: bool = False,
     **_: Any,
 ) -> bool:
-    """Return whether each head has one query, and keys of its own."""
+    """Return whether each head has one query and separate keys."""
     several = query.shape[2] != 1 or query.shape[1] != key.shape[1]
     return not (several or query.dtype != torch.float32 or dropout_p or is_causal)
 
@@ -66,7 +66,7 @@ def _is_short_and_narrow(
     *_: Any,
     **__: Any,
 ) -> bool:
-    """Return whether sequences in bfloat16 are short, and each head has keys of its own."""
+    """Return whether sequences in bfloat16 are short, and each head has separate keys."""
     narrow, heads = query.dtype, query.shape[1] == key.shape[1]
     if narrow != torch.bfloat16 or dropout_p or not heads:
         return False

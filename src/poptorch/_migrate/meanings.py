@@ -40,7 +40,7 @@ class Meaning:
     kind: str
     torch: str
     own: bool  # the row is for this name only, not for many names
-    value: bool = False  # for an option or argument that has no entry of its own
+    value: bool = False  # for an option or argument without an entry
     field: str = ""
     values: dict[str, str] = dataclasses.field(default_factory=dict)
     note: str = ""

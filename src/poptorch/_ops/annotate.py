@@ -157,7 +157,7 @@ def copy_to_backward(graph: fx.Graph) -> None:
 def origins(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
     """Return for each node of the backward pass the forward node that it differentiates."""
     forward: dict[int, fx.Node] = {}
-    # later nodes with the same number have no autograd function of their own
+    # later nodes with the same number have no separate autograd function
     for node in graph.nodes:
         if "seq_nr" in node.meta and not label_of(node).backward:
             forward.setdefault(node.meta["seq_nr"], node)

@@ -1,6 +1,6 @@
 """When inputs differ from earlier ones in sizes alone: whether one program can serve all sizes.
 
-The first size of an input has a program of its own. With the second one, the dimensions that differ
+The first size of an input has its own program. With the second one, the dimensions that differ
 get symbols, and one program is compiled for all their sizes. It takes the place of the earlier one,
 so that results do not depend on which size came first. A size of 1 is broadcast, so it keeps its
 own program. Where sizes cannot be symbolic, each of them has its own program; ``Sizes`` knows why.

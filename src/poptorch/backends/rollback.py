@@ -31,7 +31,7 @@ class Rollback:
     Args:
         by_call: the unit always is the call.
         in_place: graphs that failed may have written some of their results.
-        apart: graphs compute on tensors of their own, so that a call writes the state only when
+        apart: graphs compute on separate tensors, so that a call writes the state only when
             nothing can fail any more.
     """
 

@@ -607,7 +607,7 @@ class Options(Container):
         By default, inputs unlike those of the first call are an error, except for batches with
         fewer rows: they keep the size of the micro-batches, and the last one may be smaller. With
         1, as in PopTorch, these are errors, too. With more than 1, another batch size, length or
-        set of arguments gets a program of its own; a batch that does not divide into micro-batches
+        set of arguments gets its own program; a batch that does not divide into micro-batches
         is treated as by default. With more than 1 and one micro-batch per call, the second size of
         a dimension gets one program for all its sizes; ``executor.plan()`` says so, or names the
         reason why not. All programs share weights, optimizer state and random numbers. ``train()``
