@@ -1,12 +1,41 @@
 """Compiled graphs compute what traced graphs do, also where torch's compiler alone would not."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from helpers.compiled_graphs import Tensors, check
+from poptorch._cpu.corrections import CORRECTIONS, put
+from poptorch._cpu.kernels import decompositions
+from poptorch._cpu.lowering import fakes, lower
 
-pytestmark = pytest.mark.slow
+aten = torch.ops.aten
+
+
+def operators(function: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> set[object]:
+    """Return the operators of the code generator that compute a function."""
+    module = make_fx(lambda *given: (function(*given),), tracing_mode="fake")(*inputs)
+    made = lower(module, [], fakes(inputs)[1], {}, decompositions(CORRECTIONS))
+    return {node.target for node in made.graph.nodes if node.op == "call_function"}
+
+
+def test_a_lazy_conjugate_is_computed_at_once() -> None:
+    found = operators(torch.conj, torch.randn(3, dtype=torch.complex64))
+    assert found == {aten._conj_physical.default}
+
+
+def test_a_factor_of_a_sum_is_an_operator_of_its_own() -> None:
+    found = operators(lambda x, y: torch.add(x, y, alpha=0.5), torch.ones(3), torch.ones(3))
+    assert found == {aten.mul.Tensor, aten.add.Tensor}
+
+
+@pytest.mark.parametrize("expanded", [True, False])
+def test_an_expanded_tensor_is_copied_before_it_is_written_to(expanded: bool) -> None:
+    tensor = torch.zeros(1, 4).expand(3, 4) if expanded else torch.zeros(3, 4)
+    assert put.applies(tensor, [torch.tensor([0])], torch.ones(1, 4)) == expanded
 
 
 def dropping(w: torch.Tensor, momentum: torch.Tensor, x: torch.Tensor) -> tuple[Tensors, Tensors]:
@@ -35,10 +64,12 @@ def test_a_step_with_dropout_momentum_and_a_transposed_result_is_as_traced() -> 
     check(dropping, [torch.randn(shape) * 0.3 for shape in [(6, 3), (6, 3), (4, 6)]])
 
 
+@pytest.mark.slow
 def test_a_step_with_a_norm_dropout_and_a_scaled_product_is_as_traced() -> None:
     check(norm, [torch.randn(shape) * 0.3 for shape in [(4, 4), (4,), (4,), (8, 4)]])
 
 
+@pytest.mark.larger("test_a_lazy_conjugate_is_computed_at_once")
 @pytest.mark.filterwarnings("ignore:Torchinductor does not support code generation for complex")
 def test_lazy_conjugates_have_their_own_values() -> None:
     """Kernels that compiled code calls directly take a lazy conjugate's memory for its values."""

@@ -130,7 +130,19 @@ class Residual(nn.Module):
         return torch.relu(self.norms[1](self.second(inner)) + self.past(x))
 
 
-@pytest.mark.slow
+def test_loops_are_split_as_torch_does() -> None:
+    split = shortcuts.split_if_alike(lambda scheduling, nodes: ["split", *nodes], None, ["loop"])
+    assert split == ["split", "loop"]
+
+
+def test_loops_are_left_as_they_are_if_torch_asserts_that_they_are_split_alike() -> None:
+    def torchs(scheduling: object, nodes: list[str]) -> list[str]:
+        raise AssertionError
+
+    assert shortcuts.split_if_alike(torchs, None, ["loop"]) == ["loop"]
+
+
+@pytest.mark.larger("test_loops_are_left_as_they_are_if_torch_asserts_that_they_are_split_alike")
 def test_loops_that_torch_cannot_split_in_the_same_way_are_compiled_unchanged(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
