@@ -54,6 +54,11 @@ CALLS: dict[str, tuple[Any, ...]] = {
     "none": (lambda: torch.ones(2), [of(), of()], {}),
     "variadic": (total, [of(X, X, other=X), of(X, 2 * X, other=X)], {POSITIONS: of(X, other=X)}),
     "called like these": (total, [of(X, args=X, kwargs=X), of(X, args=2 * X, kwargs=X)], {}),
+    "a default": (
+        lambda x, scale=2, shift=None: x * scale if shift is None else x + shift,
+        [of(X), of(X)],
+        {r"Value mismatch for scale\n.*expected 2 but got 3": of(X, scale=3)},
+    ),
     "another than the default": (
         lambda x, scale=2: x * scale,
         [of(X, scale=3)],
