@@ -336,6 +336,24 @@ def test_a_warning_names_the_first_loss_that_is_nan(
     assert lines(caplog) == []
 
 
+def with_infinite_output(m: Having, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return an output that is too large for float32, and a loss that is not."""
+    y = m.linear(x)
+    return y.detach() * 1e38 * 1e38, poptorch.identity_loss(y, "mean")
+
+
+def test_an_infinite_output_is_not_reported_as_an_infinite_loss(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    executor = training(Having(with_infinite_output, linear=nn.Linear(4, 2)), options())
+
+    output, loss = executor(torch.ones(4, 4))
+
+    assert not output.isfinite().all()
+    assert loss.isfinite()
+    assert "for the first time" not in caplog.text
+
+
 @pytest.mark.parametrize("dropout, count", [(0.5, 1), (0.0, 0)])
 def test_seeding_the_host_once_the_program_draws(
     dropout: float, count: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
