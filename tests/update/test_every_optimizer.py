@@ -1,0 +1,92 @@
+"""Every optimizer of torch, and some that people wrote, through all that an update takes part in.
+
+Two groups, a schedule, accumulation and replicas; interpreted and compiled. In the middle, state
+goes from the program to eager torch and back.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from helpers.own_steps import CASES, History, Make, of
+
+T = torch.optim
+REFUSED = {"LBFGS", "SparseAdam"}
+
+
+def _of_timm() -> dict[str, Make]:
+    """Return the optimizers of timm, if it is installed."""
+    if importlib.util.find_spec("timm") is None:
+        return {}
+    optimizers: Any = importlib.import_module("timm.optim")
+    return {
+        f"{name} of timm": of(cls, lr=0.01)
+        for name, cls in vars(optimizers).items()
+        if inspect.isclass(cls) and issubclass(cls, T.Optimizer) and cls.__module__ != "torch.optim"
+    }
+
+
+EVERY: dict[str, Make] = {
+    **CASES,
+    "Adam": of(T.Adam, lr=0.01, weight_decay=0.1),
+    "AdamW": of(T.AdamW, lr=0.01),
+    "SGD with momentum": of(T.SGD, lr=0.05, momentum=0.9, weight_decay=0.1),
+    "RMSprop, centred": of(T.RMSprop, lr=0.01, centered=True),
+    **_of_timm(),
+}
+RESUMED = [name for name in EVERY if name != "Lookahead"]  # its count is in no state_dict()
+TIERS = ["reference", "inductor"]
+
+
+def test_the_cases_have_all_classes_of_torch() -> None:
+    classes = {
+        name
+        for name, cls in vars(T).items()
+        if inspect.isclass(cls) and issubclass(cls, T.Optimizer) and cls is not T.Optimizer
+    }
+
+    covered = {name.partition(",")[0] for name in EVERY} | REFUSED
+
+    assert classes <= covered
+
+
+@pytest.fixture(scope="module")
+def history(request: pytest.FixtureRequest) -> Iterator[History]:
+    name, backend = request.param
+    made = History(EVERY[name], backend)
+    yield made
+    made.pair.training.destroy()
+
+
+def each(names: Any) -> pytest.MarkDecorator:
+    cases = [(name, backend) for backend in TIERS for name in names]
+    texts = [f"{backend}-{name}" for name, backend in cases]
+    return pytest.mark.parametrize("history", cases, indirect=True, ids=texts)
+
+
+@pytest.mark.long
+@each(EVERY)
+def test_twenty_steps_with_a_schedule_are_those_of_eager_torch(history: History) -> None:
+    history.assert_as_expected(history.weights)
+
+
+@pytest.mark.long
+@each(RESUMED)
+def test_eager_torch_continues_from_the_state_of_a_program(history: History) -> None:
+    weights = history.weights_of_eager_torch_from_the_state_of_the_program()
+
+    history.assert_as_expected(weights)
+
+
+@pytest.mark.long
+@each(RESUMED)
+def test_a_program_continues_from_the_state_of_eager_torch(history: History) -> None:
+    weights = history.weights_of_the_running_program_from_the_state_of_eager_torch()
+
+    history.assert_as_expected(weights)

@@ -1,0 +1,182 @@
+"""Python code of a traced ``step`` means what it means in eager torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from helpers.own_steps import Frozen, Net, Pair, weird
+
+T = torch.optim
+
+
+def every_third(p: torch.Tensor, group: dict[str, Any], state: dict[str, Any]) -> None:
+    state["count"] = state.get("count", 0) + 1
+    if state["count"] % 3 == 0 and p.norm() > 0.5:
+        p.mul_(0.9)
+    elif p.sum() > 0:
+        p.sub_(p.grad, alpha=group["lr"])
+
+
+def ints_are_no_tensors(p: torch.Tensor, group: dict[str, Any], state: dict[str, Any]) -> None:
+    rate = group["lr"]
+    rate *= 2  # not what the other weights use
+    rate -= 0.05
+    p.sub_(p.grad, alpha=rate)
+
+
+def with_masks(p: torch.Tensor, group: dict[str, Any], state: dict[str, Any]) -> None:
+    mask = p.grad > 0
+    p[mask] = 0.1
+    p[~mask] = group["lr"]
+
+
+def with_bounds(p: torch.Tensor, group: dict[str, Any], state: dict[str, Any]) -> None:
+    p.clamp_(-group["lr"], max(group["lr"], 0.2))
+    p.add_(torch.full_like(p, group["lr"]))
+    p.addmm_(p.reshape(len(p), -1), torch.ones(1, 1), alpha=group["lr"]) if p.dim() < 0 else None
+
+
+def with_numbers_that_have_to_be_those_of_python(
+    p: torch.Tensor, group: dict[str, Any], state: dict[str, Any]
+) -> None:
+    flat = p.reshape(1, -1), p.grad.reshape(1, -1)
+    similar = nn.functional.cosine_similarity(*flat, eps=group["lr"])
+    p.sub_(p.grad * similar * group["lr"])
+
+
+def data_is_replaced(p: torch.Tensor, group: dict[str, Any], state: dict[str, Any]) -> None:
+    p.data = p.data - group["lr"] * p.grad.data
+
+
+def norms_that_are_kept(p: torch.Tensor, group: dict[str, Any], state: dict[str, Any]) -> None:
+    if not state:
+        state["norm"] = 0.0
+    state["norm"] = 0.9 * state["norm"] + p.grad.norm().item()
+    p.sub_(p.grad, alpha=group["lr"] / (1 + state["norm"]))
+
+
+def by_shape(p: torch.Tensor, group: dict[str, Any], state: dict[str, Any]) -> None:
+    if p.dim() == 2:
+        p.sub_(p.grad.mean(dim=1, keepdim=True), alpha=group["lr"])
+    else:
+        p.sub_(p.grad.sign(), alpha=group["lr"])
+
+
+@pytest.mark.parametrize("function", [
+    every_third, ints_are_no_tensors, with_masks, with_bounds, data_is_replaced,
+    norms_that_are_kept, by_shape, with_numbers_that_have_to_be_those_of_python,
+])  # fmt: skip
+def test_code_of_a_step_means_what_it_means_in_eager_torch(function: Any) -> None:
+    pair = Pair(weird(function))
+    pair.steps(7)
+    pair.assert_alike()
+
+
+class ClippingByHand(T.Optimizer):
+    """Asks whether the norm of all gradients is above a limit, and then for each weight."""
+
+    def __init__(self, params: Any, limit: float = 0.1) -> None:
+        super().__init__(params, {"lr": 0.1})
+        self.limit = limit
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        weights = [p for group in self.param_groups for p in group["params"]]
+        total = torch.sqrt(sum(p.grad.pow(2).sum() for p in weights))
+        if total > self.limit:
+            for p in weights:
+                p.grad.mul_(self.limit / total)
+        for p in weights:
+            if p.norm() > 1:
+                p.mul_(0.9)
+            p.sub_(p.grad, alpha=self.param_groups[0]["lr"])
+
+
+@pytest.mark.parametrize("limit", [0.01, 0.3, 100.0])
+def test_a_branch_may_ask_about_all_weights(limit: float) -> None:
+    pair = Pair(lambda model: ClippingByHand(model.parameters(), limit))
+    pair.steps(4)
+    pair.assert_alike()
+
+
+class ByParameter(T.Optimizer):
+    """Has numbers for parameters, by the parameter itself and by its identity."""
+
+    def __init__(self, model: Net, lr: float = 0.1) -> None:
+        super().__init__(model.parameters(), {"lr": lr})
+        self.scales = {p: 1.0 + at for at, p in enumerate(model.parameters())}
+        self.slow = {id(model.first.bias)}
+        self.known = [*model.parameters()]
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for p in self.known:
+            scale = self.scales[p] * (0.1 if id(p) in self.slow else 1.0)
+            p.sub_(p.grad, alpha=self.param_groups[0]["lr"] * scale)
+
+
+def test_attributes_may_know_parameters_and_their_identities() -> None:
+    pair = Pair(ByParameter)
+    pair.steps(3)
+    pair.assert_alike()
+
+
+class DecayingRate(T.Optimizer):
+    """Changes a rate that is a tensor in place."""
+
+    def __init__(self, params: Any, rate: torch.Tensor) -> None:
+        super().__init__(params, {"lr": rate})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.sub_(group["lr"] * p.grad)
+            group["lr"].mul_(0.9)
+
+
+@pytest.mark.parametrize("shape", [(), (1,)])
+def test_a_rate_that_a_step_changes_in_place_is_the_users_tensor(shape: tuple[int, ...]) -> None:
+    rates = []
+
+    def make(model: Net) -> Any:
+        rates.append(torch.full(shape, 0.1))
+        return DecayingRate(model.parameters(), rates[-1])
+
+    pair = Pair(make)
+    pair.steps(3)
+    pair.assert_alike()
+    assert pair.optimizer.param_groups[0]["lr"] is rates[0]
+    torch.testing.assert_close(*rates)
+
+
+def test_a_step_that_leaves_frozen_parameters_alone_is_that_of_eager_torch() -> None:
+    pair = Pair(lambda model: T.NAdam(model.parameters(), lr=0.01), kind=Frozen)
+    pair.steps(3)
+    pair.assert_alike()
+
+
+class AddingUp(T.Optimizer):
+    """Adds up norms in a tensor that is an attribute, in place."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.1})
+        self.total = torch.zeros(())
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                self.total.add_(p.grad.norm())
+                p.sub_(p.grad / (1 + self.total), alpha=group["lr"])
+
+
+def test_a_tensor_of_the_optimizer_that_a_step_changes_in_place_keeps_its_value() -> None:
+    pair = Pair(lambda model: AddingUp(model.parameters()))
+    pair.steps(3)
+    pair.assert_alike()
+    torch.testing.assert_close(pair.optimizer.total, pair.twins.total)

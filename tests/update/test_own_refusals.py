@@ -1,0 +1,155 @@
+"""Steps of optimizers that cannot be traced are refused with what to do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import poptorch
+from helpers.own_steps import Frozen, Make, Net, Pair, Weird, of, weird, wrapped
+from helpers.wrapping import Having, options
+
+T = torch.optim
+
+
+def refused(make: Make) -> str:
+    pair = Pair(make)
+    with pytest.raises(poptorch.Error) as caught:
+        pair.training(*pair.batch())
+    return str(caught.value)
+
+
+def test_a_value_that_only_the_device_has_is_refused_with_its_line() -> None:
+    said = refused(weird(lambda p, group, state: p.mul_(float(p.norm()))))
+    assert "test_own_refusals.py" in said
+    assert "float()" in said
+
+
+def test_a_result_whose_size_depends_on_values_is_refused_with_its_line() -> None:
+    said = refused(weird(lambda p, group, state: p[p > 0].mul_(0.5)))
+    assert "test_own_refusals.py" in said
+    assert "size" in said
+
+
+def test_random_numbers_in_a_step_are_refused_with_their_line() -> None:
+    said = refused(weird(lambda p, group, state: p.add_(torch.randn_like(p))))
+    assert "draws random numbers" in said
+    assert "test_own_refusals.py" in said
+
+
+def test_state_that_belongs_to_no_parameter_is_refused() -> None:
+    class Keeping(Weird):
+        def step(self, closure: Any = None) -> None:
+            self.state["all"]["count"] = 1
+
+    assert "not the state of a parameter" in refused(
+        lambda model: Keeping(model.parameters(), None)
+    )
+
+
+def test_an_accumulator_in_half_is_refused_when_the_model_is_wrapped() -> None:
+    def in_half(model: Net) -> torch.optim.Optimizer:
+        optimizer = of(T.NAdam)(model)
+        optimizer.accum_type = torch.float16
+        return optimizer
+
+    with pytest.raises(poptorch.Error, match=r"accum_type of torch\.optim\.nadam\.NAdam"):
+        Pair(in_half)
+
+
+def test_stochastic_rounding_of_weights_in_half_is_refused() -> None:
+    opts = options()
+    opts.Precision.enableStochasticRounding(True)
+    inner = nn.Linear(4, 2).bfloat16()
+    model = Having(lambda m, x: poptorch.identity_loss(m.inner(x), "sum"), inner=inner)
+    training = poptorch.trainingModel(model, opts, T.NAdam(model.parameters()))
+    with pytest.raises(poptorch.Error, match="Stochastic rounding"):
+        training(torch.ones(2, 4, dtype=torch.bfloat16))
+
+
+def test_a_step_that_needs_a_closure_is_refused_when_the_model_is_wrapped() -> None:
+    class Closing(Weird):
+        def step(self, closure: Any) -> Any:
+            return closure()
+
+    with pytest.raises(poptorch.Error, match="Closing: its step needs a closure"):
+        Pair(lambda model: Closing(model.parameters(), None))
+
+
+def test_an_exception_of_a_step_has_a_note_that_the_step_was_traced() -> None:
+    def fail(p: torch.Tensor, group: dict[str, Any], state: dict[str, Any]) -> None:
+        raise KeyError("missing")
+
+    pair = Pair(weird(fail))
+    with pytest.raises(KeyError) as caught:
+        pair.training(*pair.batch())
+    assert "While poptorch traced the step of Weird" in str(caught.value.__notes__)
+
+
+class Wrapping(T.Optimizer):
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.1})
+        self.inner = T.SGD(self.param_groups[0]["params"], lr=0.1)
+
+    def step(self, closure: Any = None) -> None:
+        self.inner.step()
+
+
+def test_an_optimizer_that_steps_another_one_is_refused_when_the_model_is_wrapped() -> None:
+    model = Net()
+    with pytest.raises(poptorch.Error, match="its attribute 'inner' is an optimizer"):
+        wrapped(model, Wrapping(model.parameters()))
+
+
+class OfAllNorms(T.Optimizer):
+    """Divides the weights that have gradients by the norm of all weights."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        weights = self.param_groups[0]["params"]
+        norm = torch.sqrt(sum(p.square().sum() for p in weights))
+        for p in weights:
+            if p.grad is not None:
+                p.sub_(p.grad, alpha=0.1).div_(1 + norm)
+
+
+class DecaysAll(T.Optimizer):
+    """Decays weights that have no gradients, too."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for p in self.param_groups[0]["params"]:
+            p.mul_(0.99)
+            if p.grad is not None:
+                p.sub_(p.grad, alpha=0.1)
+
+
+@pytest.mark.parametrize(
+    ("cls", "said"),
+    [
+        (OfAllNorms, r"an updated value depends on a frozen parameter of shape \(5, 6\)"),
+        (DecaysAll, r"a frozen parameter of shape \(5, 6\) is changed"),
+    ],
+)
+def test_a_step_that_uses_frozen_parameters_is_refused(cls: Any, said: str) -> None:
+    pair = Pair(lambda model: cls(model.parameters(), {}), kind=Frozen)
+    with pytest.raises(poptorch.Error, match=said):
+        pair.step()
+
+
+@pytest.mark.parametrize(
+    ("cls", "why"),
+    [(T.LBFGS, "it calls the model again within a step"), (T.SparseAdam, "gradients are sparse")],
+)
+def test_optimizers_of_torch_that_cannot_be_traced_are_refused_by_name_with_the_reason(
+    cls: Any, why: str
+) -> None:
+    model = Net()
+
+    with pytest.raises((poptorch.Error, AssertionError), match=why) as caught:
+        wrapped(model, cls(model.parameters()))
+
+    assert cls.__name__ in str(caught.value)
