@@ -352,7 +352,7 @@ def another_layer() -> dict[str, Any]:
         ),
         pytest.param(
             lambda target: {**target, "loss": nn.MSELoss()},
-            "has no loss that was passed",
+            "saved without a loss",
             id="a loss",
         ),
     ],
