@@ -21,7 +21,7 @@ from .._ir.plan import Plan, Report
 from .._ir.program import State
 from ..backends import Executable
 from ..backends.failing import is_users, refused_memory
-from ..backends.protocol import Failure, RepeatedCall, failure_of, repeating
+from ..backends.protocol import Failure, failure_of
 from ..backends.rollback import Snapshot
 
 FIRST = 2
@@ -43,7 +43,7 @@ class WithFallback:
         self._snapshot: Snapshot | None = Snapshot(plan.program)
         self.gave_up = False
 
-    def run(self, state: State, batch: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def run(self, state: State, batch: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         if self._snapshot is not None and not self._fits(self._snapshot, state, batch):
             self._snapshot = None
         if self._snapshot is not None:
@@ -71,7 +71,7 @@ class WithFallback:
 
     def _first(
         self, snapshot: Snapshot, state: State, batch: Sequence[torch.Tensor]
-    ) -> list[torch.Tensor]:
+    ) -> Sequence[torch.Tensor]:
         snapshot.keep(state, batch)
         try:
             results = self._current.run(state, batch)
@@ -85,10 +85,6 @@ class WithFallback:
         if not self._left:
             self._snapshot = None
         return results
-
-    @property
-    def repeating(self) -> RepeatedCall | None:
-        return None if self._snapshot is not None else repeating(self._current)
 
     def report(self) -> Report:
         return self._current.report()
@@ -107,7 +103,7 @@ class WithFallback:
 
     def _instead(
         self, error: Exception, state: State, batch: Sequence[torch.Tensor]
-    ) -> list[torch.Tensor]:
+    ) -> Sequence[torch.Tensor]:
         slow = self._slow()
         try:
             results = slow.run(state, batch)

@@ -22,7 +22,6 @@ from .._ir.program import State
 from .._ir.symbolic import NotSymbolic, is_symbolic
 from .._ops.written_out import written_out
 from ..backends import Backend, Builder, Compiled, Executable, Progress
-from ..backends.protocol import RepeatedCall, repeating
 from ..backends.reference import Reference
 from . import helper, registry
 from .cache import Store, key_of, store_of
@@ -219,9 +218,14 @@ class Tiered:
         self.unsuitable: str | None = None  # why programs of one size are better
         self.waiting = True
 
-    def run(self, state: State, batch: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def run(self, state: State, batch: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         if not self.waiting and self._fast is None:
             return self._current.run(state, batch)
+        with interrupts.deferred():
+            return self._timed(state, batch)
+
+    def _timed(self, state: State, batch: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """Run, measure how long this took, and use compiled code if it is ready."""
         start = time.perf_counter()
         if self.waiting:
             self._look(start)
@@ -238,10 +242,6 @@ class Tiered:
             if not self._ready:
                 self._slow.append(seconds)
         return results
-
-    @property
-    def repeating(self) -> RepeatedCall | None:
-        return None if self.waiting or self._fast is not None else repeating(self._current)
 
     def report(self) -> Report:
         if not self.waiting:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,6 +35,7 @@ _OWN = "pass a tensor with its own memory: call tensor.clone() before its storag
 _PLAIN = "pass a plain tensor of this process: torch.tensor(...), tensor.as_subclass(torch.Tensor)"
 _COMPLAINT = re.compile("out of (range|bounds)")
 _REMEMBERED = 1024  # combinations of sizes
+_look = operator.attrgetter("dtype", "shape", "is_cpu", "requires_grad")
 _CHECKED = "or disable this check: options.Precision.checkIndices(False) before you wrap the model"
 
 
@@ -63,7 +65,8 @@ class Inputs:
         self.conditions: Conditions | None = None  # of these sizes, once the program has been made
         self._allowed: dict[tuple[torch.Size, ...], bool] = {}  # shapes that were looked at
         self.is_retired = False
-        self._ready = self._ready_for(self._shapes)
+        self._types = [torch.Tensor] * len(self._dtypes)
+        self._expect(self._shapes)
         self._warned: set[str] = set()
         # Whether a call that passes only these tensors, in their order, is of this kind.
         self._tensors_only = signature.takes_tensors_alone(bound)
@@ -78,13 +81,15 @@ class Inputs:
                 "first call"
             )
 
-    def _ready_for(self, shapes: Sequence[torch.Size]) -> list[tuple[Any, ...]]:
-        """Return what tensors must be like to be used as they are."""
+    def _expect(self, shapes: list[torch.Size]) -> None:
+        """Use tensors of these shapes as they are, unless they must be converted."""
+        self._shapes = shapes
         # Of no dtype if it has to be narrowed.
         same = [d if self._device_dtype(d) is d else None for d in self._dtypes]
-        strides = (torch.empty(shape, device="meta").stride() for shape in shapes)
         devices = [t.is_cpu for t in self.bound.tensors]
-        return list(zip(same, shapes, strides, devices, strict=True))
+        gradients = [False] * len(shapes)
+        self._looks = list(zip(same, shapes, devices, gradients, strict=True))
+        self._strides = [torch.empty(shape, device="meta").stride() for shape in shapes]
 
     @property
     def shapes(self) -> list[torch.Size]:
@@ -170,7 +175,7 @@ class Inputs:
     def _resize(self, shapes: list[torch.Size]) -> None:
         """Take inputs of other shapes from now on."""
         if shapes != self._shapes:
-            self._shapes, self._ready = shapes, self._ready_for(shapes)
+            self._expect(shapes)
 
     def retire(self) -> None:
         """Take no inputs any more: sizes cannot be symbolic after all."""
@@ -204,8 +209,10 @@ class Inputs:
 
     def are_ready(self, arguments: Arguments) -> bool:
         """Return whether a call passes only tensors that the device can use as they are."""
-        given = self._quick(arguments)
-        return given is not None and all(map(_is_ready, given, self._ready))
+        args, kwargs = arguments
+        if not self._tensors_only or kwargs or list(map(type, args)) != self._types:
+            return False
+        return _are_ready(args, self._looks, self._strides)
 
     def takes(self, arguments: Arguments) -> bool:
         """Return whether a call is of this kind."""
@@ -273,9 +280,13 @@ class Inputs:
                 _mismatch(title, difference.detail)
 
     def _prepare(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        if _are_ready(tensors, self._looks, self._strides):
+            return tensors
         result = []
-        for at, (tensor, ready) in enumerate(zip(tensors, self._ready, strict=True)):
-            if _is_ready(tensor, ready):
+        for at, (tensor, look, strides) in enumerate(
+            zip(tensors, self._looks, self._strides, strict=True)
+        ):
+            if _are_ready([tensor], [look], [strides]):
                 result.append(tensor)
                 continue
             self._compare(at, tensor)
@@ -309,7 +320,7 @@ class Inputs:
         tensor = tensor.to(self._device_dtype(tensor.dtype)).resolve_neg().resolve_conj()
         # A contiguous tensor may have unusual strides in dimensions of size 1, for example a gray
         # image in torch.channels_last. Code is compiled for the strides of a new tensor.
-        strides = self._ready[at][2]
+        strides = self._strides[at]
         return tensor if tensor.stride() == strides else tensor.as_strided(tensor.shape, strides)
 
     def _warn(self, message: str, at: int) -> None:
@@ -322,19 +333,17 @@ class Inputs:
         return narrowed(dtype) if self._narrow and dtype.is_floating_point else dtype
 
 
-def _is_ready(tensor: torch.Tensor, ready: tuple[Any, ...]) -> bool:
-    """Return whether the device can read a tensor as it is."""
-    dtype, shape, strides, is_cpu = ready
+def _are_ready(
+    tensors: Sequence[torch.Tensor], looks: list[tuple[Any, ...]], strides: list[tuple[int, ...]]
+) -> bool:
+    """Return whether the device can read tensors as they are."""
     try:
         return (
-            tensor.dtype is dtype
-            and tensor.shape == shape
-            and tensor.is_cpu is is_cpu
-            and tensor.stride() == strides
-            and not tensor.requires_grad
-            and bool(tensor.data_ptr())
+            list(map(_look, tensors)) == looks
+            and list(map(torch.Tensor.stride, tensors)) == strides
+            and all(map(torch.Tensor.data_ptr, tensors))
         )
-    except RuntimeError:  # the tensor has no memory or no shape
+    except RuntimeError:  # a tensor has no memory or no shape
         return False
 
 
@@ -380,7 +389,9 @@ def _check_batch(path: str, tensor: torch.Tensor, loops: Loops) -> None:
         raise error
 
 
-def return_inputs(changed: list[int], given: list[torch.Tensor], batch: list[torch.Tensor]) -> None:
+def return_inputs(
+    changed: Sequence[int], given: Sequence[torch.Tensor], batch: Sequence[torch.Tensor]
+) -> None:
     """Copy the changes that forward made in place to the user's tensors, if the device
     used copies.
     """

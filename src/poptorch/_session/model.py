@@ -104,14 +104,13 @@ class Model:
     def _flags_now(self) -> Mode:
         return (self.users.training, *self._look())
 
-    def is_still(self, mode: Mode) -> bool:
-        """Return whether the model still has this mode, without autocast, because no flag has
-        changed.
+    def is_still(self, situation: CallMode) -> bool:
+        """Return whether nothing has changed since ``situation()`` returned this.
 
         This is faster than finding out the mode.
         """
-        autocast = torch.is_autocast_enabled("cpu")
-        return not autocast and self._mode == mode and self._flags == self._flags_now()
+        mode, casts = situation
+        return self._flags == self._flags_now() and self._mode == mode and _autocast() == casts
 
     def situation(self) -> CallMode:
         """Return the conditions for which separate programs are compiled."""

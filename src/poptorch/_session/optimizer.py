@@ -258,6 +258,11 @@ class SessionOptimizer:
             # keep the cached state for the next device
             state.set_state_dict(state.get_state_dict())
 
+    @property
+    def is_settled(self) -> bool:
+        """Return whether ``prepare_run`` would do nothing."""
+        return not (self.outdated or self._untold or self._state.ipu_state_is_dirty)
+
     def prepare_run(self) -> bool:
         """Write state to the device that was loaded since the last run. Return whether another
         program is needed.

@@ -13,7 +13,6 @@ from .._base import log
 from .._base.errors import Error
 from .._ir.plan import Plan
 from .._ir.slots import ACCUMULATED, NORM, Kind
-from ..backends.protocol import RepeatedCall
 from ..enums import OutputMode
 from .guards import Guard
 from .inputs import Indices
@@ -50,15 +49,6 @@ class Specialization:
         # Why it is for inputs of one size, if there may be several programs.
         self.reason = why_fixed(self.spec) if self.spec.runtime.programs > 1 else None
         self.synthetic = self.inputs.synthetic() if self.spec.target.synthetic_data else None
-        runtime = self.spec.runtime
-        # Whether a repeated call can skip all look-ups, and the function for such a call, which
-        # exists after the executable has offered it.
-        self.again: RepeatedCall | None = None
-        self.repeats = not (
-            self.spec.training or self.spec.runs_together or self.spec.anchors
-            or runtime.report is not None or runtime.cycle_count or runtime.programs > 1
-            or mode[1] is not None or self.changed_inputs or self.synthetic is not None
-        )  # fmt: skip
 
     def tensor_names(self) -> list[str]:
         """Return the names of the program's tensors, starting with those that can be anchored."""

@@ -18,12 +18,13 @@ from .._ir.spec import Spec
 from .._ir.symbolic import NotSymbolic
 from .._residency import Event, locked
 from ..backends import release_freed_memory
-from ..backends.protocol import repeating, unsuitable
+from ..backends.protocol import unsuitable
 from ..enums import ConnectionType
 from ..ops.blocks import remember_compiled
 from . import faults, forks, guards, hooks, reporting, shorter, wrapping
+from .bound_call import BoundCall, Done, Tensors
 from .chips import Chips
-from .inputs import Inputs, return_inputs
+from .inputs import Inputs
 from .model import CallMode, Model, Task
 from .optimizer import SessionOptimizer
 from .outputs import LastCall
@@ -39,8 +40,6 @@ from .weights import check_saved, paths_of
 # What the next compilation continues with after loading a file: state without a host tensor, by
 # key, and the random state, which is None for a new sequence.
 Restored = tuple[Mapping[str, torch.Tensor], list[int] | None]
-# Of a run: its program, its results, and when it began, had taken the batch and was ready.
-Done = tuple[Specialization, Sequence[torch.Tensor], tuple[float, float, float]]
 _SEVERAL = 2  # programs, with which other sizes are allowed
 RECENT = 8
 """The number of latest calls whose times are used, so that times of the interpreter are
@@ -80,6 +79,7 @@ class Session:
         self.last: LastCall | None = None
         self.took = deque[float](maxlen=RECENT)  # seconds of the latest calls of a program
         self._spec: Spec  # all programs are compiled with these settings
+        self._bound: BoundCall | None = None  # the last call
         self._usual: Inputs | None = None  # of the first program: shorter batches are cut as these
         self.settings, self._progress = settings, progress
         self.sizes = Sizes()
@@ -203,10 +203,16 @@ class Session:
 
         If the first call fails, nothing changes.
         """
+        started = time.perf_counter()
         if processes.forks:
             self._forks = forks.check(self._forks, bool(self.programs.all))
-        if self.programs.all:
-            return self._call(arguments)
+        call = self._bound
+        if call is not None and call.matches(arguments):
+            tensors = arguments[0]
+            return self._returned(*call.run(tensors, tensors, started))
+        return self._call(arguments) if self.programs.all else self._first_call(arguments)
+
+    def _first_call(self, arguments: Arguments) -> Any:
         self.wrap()
         restored = self.restored
         try:
@@ -219,50 +225,36 @@ class Session:
             raise
 
     def _call(self, arguments: Arguments) -> Any:
-        started = time.perf_counter()
-        now = self.programs.all[-1]
-        if now.again is not None and self._is_like_last(now, arguments):
-            assert now.store is not None
-            taken, state, tensors = time.perf_counter(), now.store.state, arguments[0]
-            now.indices.check(tensors, state)
-            try:
-                again = now.again(state, tensors)
-            except BaseException as error:
-                now.indices.explain(error, tensors, state)
-                raise
-            if again is not None:
-                return self._returned(now, again, (started, taken, time.perf_counter()))
-        unlike: Error | None = None
+        """Bind the call and run it. If no program takes the batch, run its shares."""
         try:
-            done = self._run(arguments)
+            call, prepared = self._bind(arguments)
         except Error as error:
             if not error.of_batch:
                 raise
             unlike = error
-        if unlike is not None:
-            parts = self._shares(arguments)
-            if not parts:
-                raise unlike
-            done = self._run_shares(parts)
-        return self._returned(*done)
+        else:
+            return self._returned(*call.run(*prepared))
+        parts = self._shares(arguments)
+        if not parts:
+            raise unlike
+        return self._returned(*self._run_shares(parts))
 
-    def _run(self, arguments: Arguments, share: Share | None = None) -> Done:
-        now = self._program_for(arguments, share)
+    def _bind(
+        self, arguments: Arguments, share: Share | None = None
+    ) -> tuple[BoundCall, tuple[Tensors, Tensors, float]]:
+        """Find the program and prepare the inputs. Return the call and the arguments of its
+        ``run``.
+        """
+        program = self._program_for(arguments, share)
         started = time.perf_counter()
         device = self.weights.device
         if device.near or device.stale:
             self.weights.fetch()
-        given, batch = now.inputs.convert(arguments)
-        taken = time.perf_counter()
-        results = self.reports.run(now.spec, self._execute, now, now.synthetic or batch)
-        ready = time.perf_counter()
-        if self.optimizer is not None:
-            self.reports.look_at_loss(now, results)
-        if now.changed_inputs and now.synthetic is None:
-            return_inputs(now.changed_inputs, given, batch)
-        if now.repeats and now.again is None:
-            now.again = repeating(now.compiled.executable)
-        return now, results, (started, taken, ready)
+        given, batch = program.inputs.convert(arguments)
+        call = self._bound = BoundCall(
+            program, self.model, self.weights, self.optimizer, self.random, self.reports
+        )
+        return call, (given, batch, started)
 
     # Batches that are shorter than usual.
 
@@ -304,26 +296,13 @@ class Session:
                 now = found or self._program_for(arguments, share)
                 shorter.check_results(usual.emitted(), now.emitted())
             for share, arguments in parts:
-                done.append(self._run(arguments, share))
+                call, prepared = self._bind(arguments, share)
+                done.append(call.run(*prepared))
         finally:
             if self.programs.all and self.programs.all[-1] is not usual:
                 self._go_on_with(usual)
         results = shorter.joined([results for _, results, _ in done], usual.emitted())
         return done[-1][0], results, (*done[0][2][:2], done[-1][2][2])
-
-    def _is_like_last(self, now: Specialization, arguments: Arguments) -> bool:
-        """Return whether nothing has happened since the last call, and this call has the same kind
-        of arguments.
-        """
-        weights, device = self.weights, self.weights.device
-        if weights.store is None or weights.store is not now.store or device.near or device.stale:
-            return False
-        if faults.armed or not self.model.is_still(now.mode[0]):
-            return False
-        if not now.inputs.are_ready(arguments):
-            return False
-        weights.checks.run(now.guards, None)
-        return True
 
     def _returned(
         self,
@@ -362,40 +341,6 @@ class Session:
         if other or (several and not now.inputs.takes(arguments)):
             now = self._change_program(now, mode, arguments, share)
         return now
-
-    def _execute(self, now: Specialization, batch: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Run the program completely, or stop with the state after a complete update."""
-        weights, optimizer = self.weights, self.optimizer
-        store, device = weights.store, weights.device
-        assert store is not None
-        of_optimizer = None if optimizer is None else optimizer.guards
-        weights.checks.run(now.guards, of_optimizer)
-        now.indices.check(batch, store.state)
-        if weights.written is not None:
-            weights.check_processes()
-        before = store.state.updates
-        with interrupts.deferred():
-            undo = device.updated(Event.UPDATE if optimizer else Event.COUNT, store.written)
-            try:
-                faults.check("run")
-                run = now.compiled.executable.run
-                if now.mode[1] is not None:  # the casts of autocast are in the program
-                    run = torch.autocast("cpu", enabled=False)(run)
-                results = run(store.state, batch)
-            except BaseException as error:
-                if store.state.updates == before:  # nothing has changed yet
-                    device.undo(undo)
-                else:
-                    self._ran(store.state.updates - before)
-                now.indices.explain(error, batch, store.state)
-                raise
-            self._ran(store.state.updates - before)
-        return results
-
-    def _ran(self, updates: int) -> None:
-        self.random.has_run = True
-        if self.optimizer is not None:
-            self.optimizer.after_run(updates)
 
     # Several programs.
 
@@ -578,7 +523,8 @@ class Session:
         self._detach(local_only)
         if self.optimizer is not None:
             self.optimizer.spec = None
-        self.programs.all, self.last, self.kept = [], None, None
+        self._remove_programs()
+        self.last = self.kept = None
         release_freed_memory()
         if self._wraps:
             self._wraps = False
@@ -589,8 +535,11 @@ class Session:
         if self.optimizer is not None:
             self.optimizer.forget()
         self._chips.release()
-        self.programs.all = []
+        self._remove_programs()
         self.weights.begin()
+
+    def _remove_programs(self) -> None:
+        self.programs.all, self._bound = [], None
 
     # Optimizer, random numbers, state.
 

@@ -24,8 +24,10 @@ class Executable(Protocol):
     batch on the host.
     """
 
-    def run(self, state: State, batch: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def run(self, state: State, batch: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """Make one call of the wrapped model.
+
+        A signal handler may raise anywhere in the call of a program that changes nothing.
 
         Args:
             state: the device's tensors, which are updated in place.
@@ -43,21 +45,9 @@ class Executable(Protocol):
         ...
 
 
-# Repeats the last call with a new batch, with less work; returns None if something has changed
-# since.
-RepeatedCall = Callable[[State, Sequence[torch.Tensor]], Sequence[torch.Tensor] | None]
-
-
 def unsuitable(executable: Executable) -> str | None:
     """Return why a program for all sizes cannot be compiled, as soon as that is known."""
     return getattr(executable, "unsuitable", None)
-
-
-def repeating(executable: Executable) -> RepeatedCall | None:
-    """Return the function for repeated calls of a program that writes no state, if the executable
-    has one now.
-    """
-    return getattr(executable, "repeating", None)
 
 
 @dataclass(frozen=True)

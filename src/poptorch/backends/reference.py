@@ -27,7 +27,7 @@ from .._ir.plan import Plan
 from .._ops.written_out import written_out
 from . import stopwatch
 from .calls import with_fewer_calls
-from .driver import Collector, LoopExecutable, Point, program_report
+from .driver import LoopExecutable, Point, program_report
 from .fused_steps import STEPS
 from .offloaded import Offloaded
 from .prepare import accept_strides, at_home, prepare, view
@@ -113,9 +113,9 @@ class _FloatException(Exception):  # noqa: N818 (it is on its way to becoming an
 class _CheckedExecutable(LoopExecutable):
     by_call = True
 
-    def _run(self, run: Any, point: Point, slices: Any, collector: Collector) -> None:
+    def _run(self, run: Any, state: Any, batch: Any, point: Point) -> Sequence[torch.Tensor]:
         try:
-            super()._run(run, point, slices, collector)
+            return super()._run(run, state, batch, point)
         except _FloatException as exception:
             raise self._error(exception, point) from None
 

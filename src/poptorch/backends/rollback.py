@@ -93,7 +93,8 @@ class Rollback:
             self._keys = self._tight if resources.memory_can_be_refused() else self._keys
             if len(state.copies) > len(self._keys):
                 state.copies = {key: state.copies[key] for key in self._keys if key in state.copies}
-        self._keep(state)
+        if self._keys or self._random:
+            self._keep(state)
 
     def _hold(self, state: State, batch: Sequence[torch.Tensor]) -> bool:
         """Return whether inputs are in range. State is checked again only after a write to it."""

@@ -20,13 +20,14 @@ from .._ir.program import State
 from .._ir.schedule import Action
 from .._ir.slots import Kind
 from .chips import Replica, devices
-from .driver import Collector, Keys, ResultModes, Slices, device_generator, program_report
+from .driver import Collector, Keys, ResultModes, device_generator, program_report
 from .peers import Passing, Peers
 from .prepare import accept_strides, at_home
 from .protocol import Executable, Progress
 from .rollback import Rollback
 
 Column = tuple[int, list[Action]]
+Slices = Sequence[Sequence[torch.Tensor]]  # by input
 
 
 class ByStages:

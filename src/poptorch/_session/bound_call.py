@@ -1,0 +1,138 @@
+"""Make one call of a program, with everything that it reads, checks and records on the way."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+
+from .._base import interrupts
+from .._ir.program import State
+from .._residency import Event
+from ..backends.protocol import unsuitable
+from . import faults
+from .inputs import return_inputs
+from .model import Model
+from .optimizer import SessionOptimizer
+from .programs import Specialization
+from .random import Randomness
+from .reporting import Reports
+from .signature import Arguments
+from .transfers import Transfers
+
+Tensors = Sequence[torch.Tensor]
+# A program, the results of a run, and when the call began, had taken the batch and was ready.
+Done = tuple[Specialization, Tensors, tuple[float, float, float]]
+
+
+class BoundCall:
+    """A program, ready to be called: it is on the device, and fits the model and the inputs.
+
+    ``Session`` makes one after it has found the program and prepared its inputs. A later call that
+    ``matches`` needs neither. This is the only place that knows when a call is like the last one.
+    """
+
+    def __init__(
+        self,
+        program: Specialization,
+        model: Model,
+        weights: Transfers,
+        optimizer: SessionOptimizer | None,
+        random: Randomness,
+        reports: Reports,
+    ) -> None:
+        self.program = program
+        self._model, self._weights, self._optimizer = model, weights, optimizer
+        self._random, self._reports = random, reports
+        self._event = Event.COUNT if optimizer is None else Event.UPDATE
+        self._changes = _changes(program)
+        run = program.compiled.executable.run
+        # the casts of autocast are in the program
+        self._run = run if program.mode[1] is None else _without_autocast(run)
+        self._is_timed = program.spec.runtime.report is not None
+
+    def matches(self, arguments: Arguments) -> bool:
+        """Return whether a call would find the same program, and its inputs are ready to use."""
+        program, weights = self.program, self._weights
+        device, optimizer = weights.device, self._optimizer
+        if weights.store is None or weights.store is not program.store:
+            return False
+        if device.near or device.stale or not (optimizer is None or optimizer.is_settled):
+            return False
+        if not self._model.is_still(program.mode) or not program.inputs.are_ready(arguments):
+            return False
+        return not program.inputs.symbols or unsuitable(program.compiled.executable) is None
+
+    def run(self, given: Tensors, batch: Tensors, started: float) -> Done:
+        """Run the program completely, or stop with the state after a complete update.
+
+        Args:
+            given: the tensors that the user passed.
+            batch: the same tensors, ready for the device.
+            started: when the call began.
+        """
+        taken = time.perf_counter()
+        program, weights, optimizer = self.program, self._weights, self._optimizer
+        state = weights.attached.state
+        batch = program.synthetic or batch
+        weights.checks.run(program.guards, None if optimizer is None else optimizer.guards)
+        program.indices.check(batch, state)
+        if weights.written is not None:
+            weights.check_processes()
+        faults.check("run")
+        run = self._updating if self._changes else self._run
+        try:
+            if self._is_timed:
+                results = self._reports.run(program.spec, run, state, batch)
+            else:
+                results = run(state, batch)
+        except BaseException as error:
+            program.indices.explain(error, batch, state)
+            raise
+        ready = time.perf_counter()
+        self._random.has_run = True
+        if optimizer is not None:
+            self._reports.look_at_loss(program, results)
+        if program.changed_inputs and program.synthetic is None:
+            return_inputs(program.changed_inputs, given, batch)
+        return program, results, (started, taken, ready)
+
+    def _updating(self, state: State, batch: Tensors) -> Tensors:
+        """Run the program, and record what it changes even if it stops early."""
+        before, device = state.updates, self._weights.device
+        with interrupts.deferred():
+            undo = device.updated(self._event, self._weights.attached.written)
+            try:
+                results = self._run(state, batch)
+            except BaseException:
+                if state.updates == before:  # nothing has changed yet
+                    device.undo(undo)
+                else:
+                    self._ran(state.updates - before)
+                raise
+            self._ran(state.updates - before)
+        return results
+
+    def _ran(self, updates: int) -> None:
+        self._random.has_run = True
+        if self._optimizer is not None:
+            self._optimizer.after_run(updates)
+
+
+def _changes(program: Specialization) -> bool:
+    """Return whether a call changes something that must stay consistent if a signal ends it."""
+    graphs = program.compiled.plan.program.graphs.values()
+    if len(graphs) > 1 or any(each.updates or each.random for each in graphs):
+        return True
+    return bool(program.changed_inputs) or program.spec.runs_together
+
+
+def _without_autocast(
+    run: Callable[[State, Tensors], Tensors],
+) -> Callable[[State, Tensors], Tensors]:
+    def call(state: State, batch: Tensors) -> Tensors:
+        with torch.autocast("cpu", enabled=False):
+            return run(state, batch)
+
+    return call

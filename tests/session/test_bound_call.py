@@ -1,0 +1,173 @@
+"""A call like the last one runs the same program at once. After a change, it is bound again."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import poptorch
+from helpers.wrapping import options, training
+from poptorch._session.session import Session
+
+X, Y = torch.ones(4, 3), torch.zeros(4, 2)
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.dropout = torch.nn.Linear(3, 2), torch.nn.Dropout()
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.mse_loss(self.dropout(self.layer(x)), y)
+
+
+@pytest.fixture
+def bound(monkeypatch: pytest.MonkeyPatch) -> list[None]:
+    """Return a list that grows with each call that is bound to a program."""
+    calls: list[None] = []
+    bind = Session._bind
+
+    def counted(self: Session, *args: Any) -> Any:
+        calls.append(None)
+        return bind(self, *args)
+
+    monkeypatch.setattr(Session, "_bind", counted)
+    return calls
+
+
+def trained(opts: poptorch.Options | None = None) -> poptorch.PoplarExecutor:
+    executor = training(Net(), opts or options())
+    executor(X, Y)
+    executor(X, Y)
+    return executor
+
+
+def test_calls_of_training_are_bound_once(bound: list[None]) -> None:
+    executor = trained()
+
+    executor(X, Y)
+
+    assert len(bound) == 1
+    assert executor._session.weights.attached.state.updates == 3
+
+
+def test_calls_of_inference_are_bound_once(bound: list[None]) -> None:
+    executor = poptorch.inferenceModel(torch.nn.Linear(3, 2), options())
+    expected = executor(X)
+
+    result = executor(X)
+
+    assert len(bound) == 1
+    assert torch.equal(result, expected)
+
+
+def test_a_call_of_a_program_that_draws_nothing_counts_as_a_run() -> None:
+    opts = options().randomSeed(3)
+    executor = poptorch.inferenceModel(torch.nn.Linear(3, 2), opts)
+    executor.compile(X)
+    before = executor.rng_state
+
+    executor(X)
+
+    assert before == [3]
+    assert len(executor.rng_state) > 1
+
+
+def test_calls_within_one_autocast_are_bound_once(bound: list[None]) -> None:
+    executor = poptorch.inferenceModel(torch.nn.Linear(3, 2), options())
+
+    with torch.autocast("cpu"):
+        executor(X)
+        result = executor(X)
+
+    assert len(bound) == 1
+    assert result.dtype is torch.bfloat16
+
+
+def load_state(executor: poptorch.PoplarExecutor) -> None:
+    executor._optimizer.load_state_dict(executor._optimizer.state_dict())
+
+
+def renew(executor: poptorch.PoplarExecutor) -> None:
+    executor.destroy()
+    executor.compile(X, Y)
+
+
+def change_a_rate(executor: poptorch.PoplarExecutor) -> None:
+    executor._optimizer.param_groups[0]["lr"] = 0.5
+    executor.setOptimizer(executor._optimizer)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda executor: executor.model.dropout.eval(),
+        load_state,
+        renew,
+        change_a_rate,
+    ],
+    ids=["a layer's mode", "loaded state", "another program", "another learning rate"],
+)
+def test_a_change_between_two_calls_binds_the_second_one_again(
+    change: Callable[[poptorch.PoplarExecutor], object], bound: list[None]
+) -> None:
+    executor = trained()
+    change(executor)
+
+    executor(X, Y)
+    executor(X, Y)
+
+    assert len(bound) == 2
+
+
+def test_a_call_of_a_model_that_was_detached_trains_on_its_new_device() -> None:
+    executor = trained()
+    store = executor._session.weights.store
+    executor.detachFromDevice()
+    executor.attachToDevice()
+    before = executor.model.layer.weight.detach().clone()
+
+    executor(X, Y)
+
+    assert executor._session.weights.store is not store
+    assert not torch.equal(executor.model.layer.weight, before)
+
+
+@pytest.mark.parametrize(
+    "unusual",
+    [X.double(), X.t().contiguous().t(), X.clone().requires_grad_()],
+    ids=["another type", "another layout", "a gradient"],
+)
+def test_inputs_that_must_be_converted_are_bound_in_each_call(
+    unusual: torch.Tensor, bound: list[None]
+) -> None:
+    executor = poptorch.inferenceModel(torch.nn.Linear(3, 2), options())
+    expected = executor(X)
+
+    if unusual.dtype is torch.float64:
+        with pytest.raises(poptorch.Error, match="Data type mismatch"):
+            executor(unusual)
+    else:
+        assert torch.equal(executor(unusual), expected)
+
+    assert len(bound) == 2
+    assert torch.equal(executor(X), expected)
+
+
+def test_a_shorter_batch_leaves_the_program_of_whole_batches_to_the_next_call() -> None:
+    executor = poptorch.inferenceModel(torch.nn.Linear(3, 2), options(iterations=2))
+    expected = executor(X)
+
+    short = executor(X[:2])
+
+    assert torch.equal(short, expected[:2])
+    assert torch.equal(executor(X), expected)
+
+
+def test_a_destroyed_model_keeps_no_program_for_the_next_call() -> None:
+    executor = trained()
+
+    executor.destroy()
+
+    assert executor._session._bound is None
