@@ -25,7 +25,6 @@ __all__ = [
     "RecoverableError", "StateError", "TestErrorType", "UnrecoverableError", "Unsupported",
     "createPoptorchError",
 ]  # fmt: skip
-_ON_PURPOSE = "ignore this error, because a test raised it on purpose"
 
 
 def createPoptorchError(msg: str) -> Error:
@@ -52,10 +51,10 @@ def _throwTestError(kind: TestErrorType) -> NoReturn:
     parts: dict[str, Any] = {"type": kind.value, "location": "[0] throwTestError::bottom\n[1] top"}
     title = f"This is a test of {kind.name}"
     if kind is TestErrorType.PoplarRecoverableFullReset:
-        raise RecoverableError(title, recovery_action="FULL_RESET", fix=_ON_PURPOSE, **parts)
+        raise RecoverableError(title, recovery_action="FULL_RESET", **parts)
     if kind is TestErrorType.PoplarUnrecoverable:
-        raise UnrecoverableError(title, fix=_ON_PURPOSE, **parts)
-    raise Error(title, fix=_ON_PURPOSE, **parts)
+        raise UnrecoverableError(title, **parts)
+    raise Error(title, **parts)
 
 
 def _validateOptions(options: Mapping[str, Any]) -> None:
