@@ -73,8 +73,9 @@ MISTAKES = {
         training = wrapped(Net(4, 3), 2)
         for batch in torch.utils.data.DataLoader(data, batch_size=4):
             training(*batch)""",
-    "A larger batch": """
-        training = wrapped(Net(4, 3))
+    "A larger batch with options.programs(1)": """
+        options = poptorch.Options().programs(1)
+        training = poptorch.trainingModel(Net(4, 3), options)
         training(x[:3], labels[:3])
         training(x, labels)""",
     "A label that is too large": "wrapped(Net(4, 3))(x, labels + 1)",
@@ -129,11 +130,11 @@ MISTAKES = {
         training(x, labels)
         torch.manual_seed(1)
         training(x, labels)""",
-    "More shapes than programs": """
-        options = poptorch.Options().deviceIterations(2).programs(2)
-        inference = poptorch.inferenceModel(Net(4, 3), options)
-        for rows in (2, 4, 6):
-            inference(x[:rows], labels[:rows])""",
+    "More kinds of inputs than programs": """
+        options = poptorch.Options().programs(2)
+        inference = poptorch.inferenceModel(torch.nn.Linear(4, 3), options)
+        for value in (x[0], x, x[None]):
+            inference(value)""",
     "clip_grad_norm_ after a call": """
         model = Net(4, 3)
         training = wrapped(model)

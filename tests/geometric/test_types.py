@@ -107,7 +107,7 @@ def test_a_returned_graph_has_its_class_its_keys_and_new_ones(data: Data | Heter
 @pytest.mark.spec("geometric", 78)
 @of_each_class
 def test_a_graph_of_another_shape_is_refused(data: Data | HeteroData) -> None:
-    model = poptorch.inferenceModel(Calling(Scaling()), unchecked())
+    model = poptorch.inferenceModel(Calling(Scaling()), unchecked().programs(1))
     model(torch.tensor([3.0]), data)
     smaller = taken_apart_and_put_together(data)
     nodes(smaller).x = nodes(smaller).x[1:]

@@ -20,7 +20,7 @@ from transformers import (
 
 import poptorch
 from helpers.closeness import near, relative
-from helpers.wrapping import options
+from helpers.wrapping import compilations, options
 from poptorch.integrations.transformers import Trainer
 
 pytestmark = pytest.mark.slow
@@ -286,6 +286,31 @@ def test_batches_of_several_lengths_train_as_with_the_plain_trainer(
     changes = {"gradient_accumulation_steps": steps, "per_device_train_batch_size": 2}
 
     trained(several_lengths, tmp_path, changes=changes, data_collator=to_the_longest)
+
+
+class Counting(transformers.TrainerCallback):
+    """Notes how many programs there are after each evaluation."""
+
+    def __init__(self, compiled: list[int]) -> None:
+        self.compiled, self.counts = compiled, list[int]()
+
+    def on_evaluate(self, *args: Any, **keywords: Any) -> None:
+        self.counts.append(len(self.compiled))
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_nothing_is_compiled_after_the_first_epoch(steps: int, tmp_path: Path) -> None:
+    changes = {"gradient_accumulation_steps": steps, "per_device_train_batch_size": 2}
+    args = arguments(tmp_path, num_train_epochs=4, **changes)
+    with compilations() as compiled:
+        counting = Counting(compiled)
+        ours = made(
+            Trainer, several_lengths(), args, data_collator=to_the_longest, callbacks=[counting]
+        )
+        ours.train()
+
+    assert len(counting.counts) == 4
+    assert counting.counts[0] == counting.counts[-1]
 
 
 def test_predictions_of_tokens_are_those_of_the_plain_trainer(tmp_path: Path) -> None:

@@ -93,7 +93,7 @@ def test_arguments_with_a_parser_are_compared_tensor_by_tensor() -> None:
     assert torch.equal(got.left, X)
 
     with pytest.raises(poptorch.Error, match=r"Shape mismatch for \*args\[0\]\[0\]\[0\]"):
-        wrapped([Labelled(X[:1], X)])
+        wrapped([Labelled(X[0], X)])
 
 
 @with_parser

@@ -230,11 +230,16 @@ def test_a_loaded_model_computes_what_eager_pytorch_does(compiled_offline: Expor
     torch.testing.assert_close(got["out"], offline.model(X)["out"].detach())
 
 
+def on_demand_for_one_shape(opts: poptorch.Options) -> None:
+    """Edit options."""
+    opts.connectionType(poptorch.ConnectionType.OnDemand).programs(1)
+
+
 @pytest.mark.spec("executor", 42)
 @pytest.mark.spec("runtime", 24, 25)
 def test_a_loaded_model_refuses_other_arguments(compiled_offline: Exported) -> None:
     _, path = compiled_offline
-    loaded = poptorch.load(path, on_demand, trusted=True)
+    loaded = poptorch.load(path, on_demand_for_one_shape, trusted=True)
 
     with pytest.raises(poptorch.Error, match="Value mismatch for mode"):
         loaded(X, mode="sum")
@@ -300,7 +305,7 @@ def test_a_program_runs_with_the_weights_of_the_model_that_it_is_loaded_into(
 
 @pytest.mark.spec("executor", 43)
 def test_a_loaded_program_refuses_other_shapes(executable: Path) -> None:
-    again = poptorch.inferenceModel(local_model(), options())
+    again = poptorch.inferenceModel(local_model(), options().programs(1))
     again.loadExecutable(executable)
 
     with pytest.raises(poptorch.Error, match="Shape mismatch for x"):

@@ -299,7 +299,6 @@ def refusal(chosen: poptorch.Options, first: Batch, second: tuple[Any, ...]) -> 
     [
         ((X[:16], Y[:11]), "Shape mismatch for y"),
         ((X[:11], Y[:10]), "Shape mismatch for x"),
-        ((X[:20], Y[:20]), "Shape mismatch for x"),
         ((X[:11, :3], Y[:11]), "Shape mismatch for x"),
         ((X[:11].double(), Y[:11]), "Data type mismatch for x"),
         ((X[:0], Y[:0]), "Shape mismatch for x"),
@@ -309,6 +308,12 @@ def test_only_fewer_rows_of_all_inputs_make_a_shorter_batch(
     second: tuple[Any, ...], said: str
 ) -> None:
     assert said in refusal(options(accumulation=2), batch(16), second)
+
+
+def test_with_one_program_more_rows_are_refused() -> None:
+    chosen = options(accumulation=2).programs(1)
+
+    assert "Shape mismatch for x" in refusal(chosen, batch(16), (X[:20], Y[:20]))
 
 
 @pytest.mark.parametrize(

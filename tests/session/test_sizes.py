@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import poptorch
+from helpers import exported
 from helpers.wrapping import Having, compilations, infer, normal, options, runs_compiled
 from poptorch._compile.cache import key_of
 from poptorch._cpu import Inductor, compiler
@@ -259,22 +260,35 @@ LossesAndState = tuple[list[torch.Tensor], dict[str, torch.Tensor]]
 Trained = tuple[poptorch.PoplarExecutor, LossesAndState, LossesAndState]
 
 
-def train(model: nn.Module, *shapes: tuple[int, int], backend: str = "reference") -> Trained:
-    """Train a model and an eager copy; return the executor and both lists of losses."""
+def train(
+    model: nn.Module, *shapes: tuple[int, int], backend: str = "reference", **counts: int
+) -> Trained:
+    """Train a model beside eager PyTorch; return the executor and both lists of losses.
+
+    Shapes are those of micro-batches. Counts: iterations, accumulation, replicas, lanes.
+    """
     eager = copy.deepcopy(model)
     plain = torch.optim.SGD(eager.parameters(), lr=0.1, momentum=0.9)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    opts = options(backend).programs(4).checkAgainstEager("error")
+    opts = options(backend, **counts).programs(4).checkAgainstEager("error")
+    opts.outputMode(poptorch.OutputMode.All).lanes(counts.get("lanes", 0))
     executor = poptorch.trainingModel(model, opts, optimizer)
+    of_update = counts.get("accumulation", 1) * counts.get("replicas", 1)
     found, expected = [], []
-    for shape in shapes:
-        x, labels = tokens(*shape), torch.arange(shape[0]) % 3
-        found.append(executor(x, labels))
-        plain.zero_grad()
-        loss = eager(x, labels)
-        loss.backward()
-        plain.step()
-        expected.append(loss.detach())
+    for rows, length in shapes:
+        batches = []
+        for update in range(counts.get("iterations", 1)):
+            plain.zero_grad()
+            for at in range(of_update):
+                x = (tokens(rows, length) + update * of_update + at) % 50
+                labels = torch.arange(rows) % 3
+                batches.append((x, labels))
+                loss = eager(x, labels)
+                (loss / of_update).backward()
+                expected.append(loss.detach())
+            plain.step()
+        losses = executor(*map(torch.cat, zip(*batches, strict=True)))
+        found += losses.reshape(-1)
     return executor, (found, model.state_dict()), (expected, eager.state_dict())
 
 
@@ -312,16 +326,75 @@ def test_draws_of_a_dropout_are_compared_for_the_size_at_hand() -> None:
     assert executor._session.sizes.reasons == {}
 
 
-def test_several_micro_batches_keep_a_program_for_each_size() -> None:
-    model = Having(lambda m, x: poptorch.identity_loss(m.linear(x), "mean"), linear=nn.Linear(8, 8))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    executor = poptorch.trainingModel(model, options(accumulation=2).programs(3), optimizer)
-    with compilations() as compiled:
-        for rows in (2, 4, 6, 2):
-            executor(normal(rows, 8))
+SEVERAL = {
+    "accumulation": {"accumulation": 2},
+    "accumulation, one after another": {"accumulation": 3, "lanes": 1},
+    "accumulation, in chunks": {"accumulation": 4, "lanes": 2},
+    "replicas": {"replicas": 2},
+    "device iterations": {"iterations": 2},
+    "all": {"iterations": 2, "accumulation": 2, "replicas": 2},
+}
 
-    assert len(compiled) == 3
-    assert "because a call has several micro-batches" in str(executor.plan())
+
+@pytest.mark.parametrize("counts", SEVERAL.values(), ids=SEVERAL)
+def test_training_with_several_micro_batches_serves_all_sizes(counts: dict[str, int]) -> None:
+    with compilations() as compiled:
+        _, found, expected = train(Classifier(), (2, 5), (2, 9), (2, 12), (2, 3), **counts)
+
+    assert len(compiled) == 2
+    torch.testing.assert_close(found, expected)
+
+
+def test_micro_batches_of_all_sizes_run_side_by_side() -> None:
+    executor, _, _ = train(Classifier(), (2, 5), (2, 9), accumulation=4)
+
+    assert executor.plan().program.lanes.count == 4
+    assert str(executor._session.now.inputs) == "x int64[8, s0], labels int64[8]"
+
+
+def test_compiled_lanes_serve_all_sizes() -> None:
+    executor, found, expected = train(
+        Classifier(), (2, 5), (2, 9), (2, 12), (2, 3), backend="inductor", accumulation=2
+    )
+
+    assert runs_compiled(executor)
+    assert executor.plan().program.lanes.count == 2
+    torch.testing.assert_close(found, expected)
+
+
+def test_the_rows_of_several_micro_batches_vary_together() -> None:
+    with compilations() as compiled:
+        _, found, expected = train(
+            Classifier(), (4, 5), (2, 5), (3, 5), (5, 5), accumulation=2, lanes=1
+        )
+
+    assert len(compiled) == 2
+    torch.testing.assert_close(found, expected)
+
+
+def test_rows_and_lengths_that_are_equal_in_a_whole_batch_only_have_two_symbols() -> None:
+    executor, found, expected = train(Classifier(), (3, 6), (4, 8), (2, 8), accumulation=2)
+
+    assert "int64[s0, s1]" in str(executor._session.now.inputs)
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("counts", [{"iterations": 2}, {"replicas": 2}], ids=str)
+@pytest.mark.parametrize("mode", ["All", "Final", "Sum"])
+def test_results_of_several_micro_batches_of_all_sizes(mode: str, counts: dict[str, int]) -> None:
+    model = of(lambda m, x: m.linear(x).sum(1))
+    executor, fixed = (
+        poptorch.inferenceModel(
+            model, options(**counts).programs(n).outputMode(getattr(poptorch.OutputMode, mode))
+        )
+        for n in (2, 1)
+    )
+    for length in (5, 9, 4):
+        x = normal(4, length, 8)
+        fixed.destroy()
+        torch.testing.assert_close(executor(x), fixed(x), rtol=0, atol=1e-6)
+
+    assert executor._session.now.inputs.symbols
 
 
 def test_the_plan_names_the_sizes_that_are_symbolic() -> None:
@@ -337,6 +410,89 @@ def test_one_program_is_for_one_size() -> None:
     executor(tokens(4, 5))
     with pytest.raises(poptorch.Error, match="Shape mismatch for x"):
         executor(tokens(4, 6))
+
+
+def by_default(
+    function: Callable[..., Any], caplog: pytest.LogCaptureFixture, **counts: int
+) -> poptorch.PoplarExecutor:
+    """Wrap a function of a linear layer without the option."""
+    caplog.set_level("WARNING", "poptorch::python")
+    opts = options(**counts).checkAgainstEager("error")
+    return poptorch.inferenceModel(of(function), opts)
+
+
+def test_without_an_option_one_program_serves_other_sizes_after_a_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    executor = by_default(lambda m, x: m.linear(x).relu(), caplog)
+    with compilations() as compiled:
+        for length in (5, 9, 12, 3, 40):
+            x = normal(2, length, 8)
+            torch.testing.assert_close(executor(x), executor._session.model.module(x).detach())
+
+    (said,) = caplog.messages
+    assert "*args[0] float32[2, s0, 8]" in said
+    assert "options.programs(1)" in said
+    assert len(compiled) == 2
+
+
+def test_without_an_option_training_serves_other_sizes() -> None:
+    model = Classifier()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    executor = poptorch.trainingModel(model, options(accumulation=2), optimizer)
+    with compilations() as compiled:
+        for length in (5, 9, 12):
+            executor(tokens(4, length), torch.arange(4) % 3)
+
+    assert len(compiled) == 2
+
+
+def test_without_an_option_a_size_of_one_has_its_own_program(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    executor = by_default(lambda m, x: m.linear(x).relu(), caplog)
+    with compilations() as compiled:
+        for length in (5, 9, 1, 7, 1):
+            assert executor(normal(2, length, 8)).shape == (2, length, 8)
+
+    assert len(compiled) == 3
+
+
+def test_without_an_option_other_kinds_of_inputs_are_refused(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    executor = by_default(lambda m, x: m.linear(x.float()), caplog)
+    for length in (5, 9):
+        executor(normal(2, length, 8))
+    with pytest.raises(poptorch.Error, match="Data type mismatch"):
+        executor(normal(2, 7, 8).half())
+    with pytest.raises(poptorch.Error, match="Shape mismatch"):
+        executor(normal(2, 8))
+
+    assert executor(normal(2, 7, 8)).shape == (2, 7, 8)
+
+
+def test_without_an_option_sizes_that_need_their_own_programs_are_refused(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    executor = by_default(KEEPING["returns a size"], caplog)
+    executor(normal(2, 5, 8))
+    with pytest.raises(
+        poptorch.Error, match=r"Shape mismatch .*\n.*because forward returns a size"
+    ):
+        executor(normal(2, 9, 8))
+
+    assert executor(normal(2, 5, 8))[1] == 5
+    assert caplog.messages == []
+
+
+def test_without_an_option_shorter_batches_keep_the_size_of_micro_batches(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    executor = by_default(lambda m, x: m.linear(x).mean((0, 1))[None], caplog, iterations=2)
+    rows = [executor(normal(*shape, 8)).shape[0] for shape in ((4, 5), (4, 9), (3, 5), (4, 7))]
+
+    assert rows == [2, 2, 2, 2]
 
 
 @pytest.mark.parametrize("mode", ["All", "Final", "Sum"])
@@ -381,7 +537,7 @@ def test_a_batch_that_does_not_divide_leaves_the_iterations_of_others_alone() ->
     rows = [executor(normal(rows, 8)).shape[0] for rows in (8, 3, 8, 5, 12)]
 
     assert rows == [4, 2, 4, 3, 4]
-    assert "because a call has several micro-batches" in str(executor.plan())
+    assert "for all sizes of *args[0] float32[s0, 8]" in str(executor.plan())
 
 
 def test_where_compiling_needs_numbers_each_size_has_its_own_code(
@@ -435,12 +591,30 @@ def test_weights_in_layouts_of_a_library_serve_all_sizes() -> None:
     assert runs_compiled(executor)
 
 
-def test_python_code_is_written_for_one_size(tmp_path: Path) -> None:
-    executor = wrapped(of(lambda m, x: m.linear(x)))
-    for length in (5, 9):
+def test_python_code_is_written_for_the_size_that_was_compiled(tmp_path: Path) -> None:
+    executor = wrapped(of(lambda m, x: m.linear(x) / x.shape[1]))
+    for length in (5, 9, 4):
         executor(normal(2, length, 8))
-    with pytest.raises(poptorch.Error, match=r"options\.programs\(1\)"):
-        executor.export(tmp_path / "step.py")
+    executor.export(tmp_path / "step.py")
+    module = exported.loaded(tmp_path / "step.py")
+    state, _ = module.load(tmp_path / "step.safetensors")
+
+    found = module.step(*state, normal(2, 9, 8))
+
+    torch.testing.assert_close(found, executor(normal(2, 9, 8)))
+    assert "sym_size" not in (tmp_path / "step.py").read_text()
+
+
+def test_python_code_of_a_training_step_with_lanes_is_written(tmp_path: Path) -> None:
+    executor, _, _ = train(Classifier(), (2, 5), (2, 9), accumulation=2)
+    executor.export(tmp_path / "step.py")
+    module = exported.loaded(tmp_path / "step.py")
+    state, _ = module.load(tmp_path / "step.safetensors")
+    x, labels = tokens(4, 9), torch.arange(4) % 3
+
+    found = module.step(*state, x, labels)
+
+    torch.testing.assert_close(found, executor(x, labels))
 
 
 def test_files_keep_the_program_for_the_latest_size(tmp_path: Path) -> None:

@@ -309,16 +309,18 @@ def dtypes_of(value: Any) -> set[torch.dtype]:
     return dtypes
 
 
-def with_tensors(function: Callable[[torch.Tensor], Any], value: Any) -> Any:
-    """Replace tensors in plain tuples, lists and dicts, as they occur in the arguments of
-    operators.
+def with_tensors(
+    function: Callable[[Any], Any], value: Any, kinds: tuple[type, ...] = (torch.Tensor,)
+) -> Any:
+    """Replace tensors, or values of other kinds, in plain tuples, lists and dicts, as they occur in
+    the arguments of operators.
     """
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, kinds):
         return function(value)
     if type(value) in (tuple, list):
-        return type(value)(with_tensors(function, item) for item in value)
+        return type(value)(with_tensors(function, item, kinds) for item in value)
     if type(value) is dict:
-        return {key: with_tensors(function, item) for key, item in value.items()}
+        return {key: with_tensors(function, item, kinds) for key, item in value.items()}
     return value
 
 

@@ -19,7 +19,7 @@ from .._ir import blocks, slots
 from .._ir.blocks import Label, Visit
 from .._ir.graph import Graph, graph_module
 from .._ir.slots import Kind, Slot, narrowed
-from .._ir.symbolic import Conditions, NotSymbolic, Symbols, settle, sizes_of, with_stand_ins
+from .._ir.symbolic import Conditions, NotSymbolic, Symbols, settled, sizes_of
 from .._ops import annotate
 from .._ops.context import Replicas
 from . import marks, trace
@@ -361,7 +361,7 @@ def _capture(
     conditions = None
     if symbols is not None:
         _refuse_kept_sizes(recording.done.structure)
-        graph, conditions = _settled_sizes(graph, symbols)
+        graph, conditions = settled(graph, symbols)
     held = {slot.key: value for slot, value in zip(constant_slots, constants, strict=True)}
     _refuse_views(graph, held, trained | {path: tied[path].tensor for path in _changed(graph)})
     _refuse_overlaps(tied, graph)
@@ -384,15 +384,6 @@ def _capture(
         ),
         conditions=conditions,
     )
-
-
-def _settled_sizes(graph: Graph, symbols: Symbols) -> tuple[Graph, Conditions]:
-    conditions = settle(graph.module, graph.inputs, symbols)
-    inputs = with_stand_ins(graph.inputs, graph.placeholders)
-    outputs = with_stand_ins(graph.outputs, graph.returned)
-    if any(slot.is_state and slot.symbols for slot in outputs):
-        raise NotSymbolic("the shape of a weight or buffer depends on a size")
-    return replace(graph, inputs=inputs, outputs=outputs), conditions
 
 
 def _refuse_kept_sizes(structure: trees.Structure) -> None:

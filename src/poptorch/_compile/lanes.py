@@ -20,6 +20,7 @@ from .._ir.loops import Lanes
 from .._ir.operators import may_view, storage_root
 from .._ir.slots import Kind
 from .._ir.spec import Spec
+from .._ir.symbolic import Conditions, sizes_of
 from .eager import EagerCheck
 
 # Measured per micro-batch on two cores. Many rows at once do not fit the caches: the tutorial's CNN
@@ -68,7 +69,9 @@ def choose(
         chosen = _within(more, length, micro, spec) if more else chosen
         if saves:
             chosen = _saving(chosen, length, micro, spec)
-        lanes = chosen.lanes
+        lanes, conditions = chosen.lanes, chosen.micro.conditions
+        if conditions is not None:
+            _check_sizes(conditions, request)
         if lanes is None or check.lanes(micro, chosen.micro.graph, lanes):
             return chosen
         reason = "side by side they compute different results"
@@ -76,6 +79,13 @@ def choose(
         log.engine.debug("Micro-batches run one after another: %s", error)
         reason = str(error)
     return one_by_one(micro, spec, reason)
+
+
+def _check_sizes(conditions: Conditions, request: _capture.Request) -> None:
+    sizes = sizes_of(request.batch, [slot.shape for slot in request.batch])
+    assert sizes is not None
+    if not conditions.hold(sizes):
+        raise _lanes.NotVectorisable(f"the sizes {sizes} do not satisfy {conditions}")
 
 
 def one_by_one(micro: _capture.Micro, spec: Spec, why: str) -> Batched:
@@ -90,13 +100,20 @@ def _with_graph(micro: _capture.Micro, graph: Graph, spec: Spec) -> _capture.Mic
     return replace(micro, graph=_capture.recomputed(graph) if again else graph)
 
 
+def _side_by_side(micro: _capture.Micro, lanes: Lanes, spec: Spec) -> _capture.Micro:
+    if micro.conditions is None:
+        return _with_graph(micro, _lanes.side_by_side(micro.graph, lanes), spec)
+    graph, conditions = _lanes.for_all_sizes(micro.graph, lanes)
+    made = _with_graph(micro, graph, spec)
+    return replace(made, conditions=micro.conditions | conditions)
+
+
 def _within(steps: int, length: int, micro: _capture.Micro, spec: Spec) -> Batched:
     """Return this number of steps side by side, or fewer if the memory budget requires it."""
     budget = spec.lane_memory or default_budget()
     while steps * spec.loops.replicas > 1:
         lanes = Lanes(steps, spec.loops.replicas)
-        graph = _lanes.side_by_side(micro.graph, lanes)
-        made = _with_graph(micro, graph, spec)
+        made = _side_by_side(micro, lanes, spec)
         peak = peak_bytes(made.graph)
         if spec.lanes or peak <= budget or (steps == 1 and micro.exchanging):
             return Batched(made, lanes)

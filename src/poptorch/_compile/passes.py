@@ -77,8 +77,6 @@ def put_side_by_side(
     by_stages: bool,
 ) -> Batched:
     """Turn the graph into several micro-batches side by side, if this is correct and saves time."""
-    if micro.conditions is not None:
-        return lanes.one_by_one(micro, spec, "their sizes are symbolic")
     if by_stages:
         return lanes.one_by_one(micro, spec, "blocks on chips run one micro-batch at a time")
     return lanes.choose(micro, request, spec, check)

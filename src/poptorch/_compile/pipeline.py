@@ -20,7 +20,8 @@ from .._ir import graph_json, indices, verify
 from .._ir.plan import Plan
 from .._ir.slots import Kind
 from .._ir.spec import OptimSpec, Spec
-from . import agreement, cache, passes, registry
+from .._ir.symbolic import Conditions
+from . import agreement, cache, passes, registry, sizes
 from .compilation import Compilation
 from .eager import EagerCheck
 from .remainder import Remainder
@@ -33,6 +34,7 @@ class Compiled:
     plan: Plan  # the program and its placement
     executable: backends.Executable  # made by the backend
     micro: _capture.Micro  # a single micro-batch, as it was captured
+    conditions: Conditions | None  # of symbolic sizes, if some are, also those of lanes
 
     @property
     def device(self) -> torch.device:
@@ -131,7 +133,7 @@ def compile(
     )
     if facts is not None:
         store.note(facts)
-    return Compiled(plan, executable, micro)
+    return Compiled(plan, executable, micro, compilation.batched.micro.conditions)
 
 
 @one_at_a_time()
@@ -139,10 +141,14 @@ def compile(
 def with_stages(
     plan: Plan, micro: _capture.Micro, request: _capture.Request, optim: OptimSpec | None
 ) -> Plan:
-    """Return a plan that also contains its stages, for one micro-batch at a time."""
+    """Return a plan that also contains its stages, for one micro-batch at a time.
+
+    Stages of a plan for all sizes are those for the sizes of the request.
+    """
     unchecked = EagerCheck.off(request)
-    compilation = Compilation(request, plan.spec, optim, True, unchecked, micro=micro)
-    if plan.program.lanes is None:
+    one = sizes.micro_for_one_size(micro, request.batch)
+    compilation = Compilation(request, plan.spec, optim, True, unchecked, micro=one)
+    if plan.program.lanes is None and one is micro:
         compilation = compilation.having("layout", plan.layout)
     made = passes.run(compilation, stop="stage")
     return dataclasses.replace(plan, layout=made.layout, staged=made.staged)

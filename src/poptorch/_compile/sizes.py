@@ -15,8 +15,10 @@ from typing import Any
 import torch
 
 from .. import _capture
+from .._ir import symbolic
 from .._ir.indices import along_symbols
 from .._ir.operators import name_of
+from .._ir.plan import Plan
 from .._ir.slots import Slot
 from .._ir.symbolic import NotSymbolic, first_difference, sizes_of, with_sizes
 
@@ -62,6 +64,28 @@ def at_hand(micro: _capture.Micro, request: _capture.Request) -> _capture.Micro:
     if micro.conditions is None:
         return micro
     return replace(micro, graph=with_sizes(micro.graph, _sizes(request.batch)))
+
+
+def micro_for_one_size(micro: _capture.Micro, batch: Sequence[Slot]) -> _capture.Micro:
+    """Return what was captured, with the sizes of a micro-batch as numbers."""
+    if micro.conditions is None:
+        return micro
+    graph = symbolic.for_one_size(micro.graph, _sizes(batch))
+    return replace(micro, graph=graph, conditions=None)
+
+
+def for_one_size(plan: Plan, batch: Sequence[Slot]) -> Plan:
+    """Return a plan in which the sizes of a micro-batch are numbers."""
+    program, sizes = plan.program, _sizes(batch)
+    if not sizes:
+        return plan
+    graphs = {
+        name: symbolic.for_one_size(graph, sizes) if symbolic.is_symbolic(graph) else graph
+        for name, graph in program.graphs.items()
+    }
+    results = {slot.key: slot for graph in graphs.values() for slot in graph.outputs}
+    emit = replace(program.emit, slots=tuple(results[slot.key] for slot in program.emit.slots))
+    return replace(plan, program=replace(program, graphs=graphs, body=(*program.body[:-1], emit)))
 
 
 def _sizes(slots: Sequence[Slot]) -> dict[str, int]:

@@ -72,6 +72,14 @@ class Loops:
     def micro_batch(self, step: int, replica: int) -> int:
         return step * self.replicas + replica
 
+    def divides(self, shape: Sequence[int]) -> bool:
+        """Tell whether a tensor of this shape divides into the micro-batches of a call."""
+        return not shape or shape[0] % self.slices == 0
+
+    def of_micro_batch(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """Return the shape of one slice of a tensor that divides."""
+        return (shape[0] // self.slices, *shape[1:]) if shape else ()
+
     def cut(
         self, batch: Iterable[torch.Tensor], lanes: Lanes | None = None
     ) -> Sequence[Sequence[torch.Tensor]]:

@@ -86,6 +86,31 @@ def with_sizes(graph: Graph, sizes: Sizes) -> Graph:
     return copy
 
 
+def for_one_size(graph: Graph, sizes: Sizes) -> Graph:
+    """Return a graph in which numbers take the place of symbols."""
+    copy = with_sizes(graph, sizes)
+    fxgraph = copy.module.graph
+
+    def number(node: fx.Node) -> Any:
+        return node.meta["val"] if computes_size(node) else node
+
+    for node in fxgraph.nodes:
+        if not computes_size(node):
+            node.args, node.kwargs = fx.map_arg((node.args, node.kwargs), number)
+    for node in reversed(fxgraph.nodes):
+        if computes_size(node):
+            fxgraph.erase_node(node)
+    copy.module.recompile()
+    inputs, outputs = (
+        tuple(
+            replace(slot, shape=tuple(node.meta["val"].shape), symbols=())
+            for slot, node in zip(ends, nodes, strict=True)
+        )
+        for ends, nodes in ((copy.inputs, copy.placeholders), (copy.outputs, copy.returned))
+    )
+    return replace(copy, inputs=inputs, outputs=outputs)
+
+
 def _fill_in_numbers(graph: Graph, sizes: Sizes) -> None:
     """Give nodes their values for some sizes: a tenth of what symbols take."""
     from torch.fx.passes.fake_tensor_prop import FakeTensorProp
@@ -323,6 +348,8 @@ def propagate(
         node.meta.pop(SHAPE, None)
         if computes_size(node):
             node.meta["val"] = _computed(node)
+        elif isinstance(value, torch.SymInt | torch.SymFloat):
+            raise NotSymbolic(f"a size is computed with {node.target}")
         elif node.op != "output" and value is not None:
             shape = text(value)
             node.meta["val"] = concrete(value)
@@ -343,10 +370,13 @@ def hint(size: Any) -> int:
     return int(size.node.hint) if isinstance(size, torch.SymInt) else int(size)
 
 
-def same_strides(one: torch.Tensor, two: torch.Tensor) -> bool:
-    """Compare strides that may be symbolic, without recording that somebody did."""
-    pairs = zip(one.stride(), two.stride(), strict=True)
-    return all(_expression(first) == _expression(second) for first, second in pairs)
+def same_sizes(one: Sequence[Any], two: Sequence[Any]) -> bool:
+    """Compare sizes or strides that may be symbolic, without recording that somebody did."""
+    return [*map(_expression, one)] == [*map(_expression, two)]
+
+
+def has_symbols(sizes: Sequence[Any]) -> bool:
+    return any(isinstance(size, torch.SymInt) for size in sizes)
 
 
 def _expression(size: Any) -> Any:
@@ -411,6 +441,16 @@ def with_stand_ins(slots: Sequence[Slot], nodes: Sequence[fx.Node]) -> tuple[Slo
         shape = tuple(node.meta["val"].shape)
         found.append(replace(slot, shape=shape, symbols=names if any(names) else ()))
     return tuple(found)
+
+
+def settled(graph: Graph, symbols: Symbols) -> tuple[Graph, Conditions]:
+    """Return a graph with stand-ins, and its conditions; see ``settle``."""
+    conditions = settle(graph.module, graph.inputs, symbols)
+    inputs = with_stand_ins(graph.inputs, graph.placeholders)
+    outputs = with_stand_ins(graph.outputs, graph.returned)
+    if any(slot.is_state and slot.symbols for slot in outputs):
+        raise NotSymbolic("the shape of a weight or buffer depends on a size")
+    return replace(graph, inputs=inputs, outputs=outputs), conditions
 
 
 def is_symbolic(graph: Graph) -> bool:

@@ -19,6 +19,7 @@ from .._base import private, source
 from .._base.trees import with_tensors
 from .._ir import blocks
 from .._ir.operators import RESHAPES, Operator, is_pointwise
+from .._ir.symbolic import same_sizes
 from .._ops import exchanges
 from .._ops.traceable import lstm_layer, lstm_layer_backward
 from .promotion import computed
@@ -123,7 +124,7 @@ def _spread(
     if not of_gradient or not isinstance(value, torch.Tensor):
         return {}
     tensors = {each: v for each, v in shared.items() if isinstance(v, torch.Tensor)}
-    alike = {each: v for each, v in tensors.items() if v.shape == value.shape}
+    alike = {each: v for each, v in tensors.items() if same_sizes(v.shape, value.shape)}
     return {each: v.expand(count, *v.shape) for each, v in alike.items()}
 
 

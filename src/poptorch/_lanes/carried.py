@@ -16,6 +16,7 @@ from torch import fx
 
 from .._ir.loops import Lanes
 from .._ir.operators import SAME_NUMBERS, SHAPE_ONLY, reachable
+from .._ir.symbolic import computes_size
 from .batched import NotVectorisable, named, nodes_in
 
 aten = torch.ops.aten
@@ -37,7 +38,7 @@ def running_statistic(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
 
 def reads(node: fx.Node) -> list[fx.Node]:
     """Return the nodes whose values affect this node's value."""
-    if node.target in SHAPE_ONLY:
+    if node.target in SHAPE_ONLY or computes_size(node):
         return []
     in_training = _TRAINS.get(node.target)
     ignored: tuple[int, ...] = ()

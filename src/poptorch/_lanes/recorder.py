@@ -12,12 +12,15 @@ from torch import fx
 
 from .._base.trees import with_tensors
 from .._ir.operators import Operator
+from .._ir.symbolic import same_sizes
 from .._ops.dispatch import answering
+from .size_nodes import SIZES, SizeNodes
 
 aten = torch.ops.aten
 
 _VIEWS = {aten.view.default, aten._unsafe_view.default}
 _Order = Callable[..., tuple[int, ...]]
+_KINDS = (torch.Tensor, *SIZES)
 
 
 class Writes(Exception):  # noqa: N818 (the caller computes it without writes)
@@ -29,6 +32,7 @@ class GraphRecorder:
 
     def __init__(self, graph: fx.Graph) -> None:
         self.graph = graph
+        self.sizes = SizeNodes()
         self.like: fx.Node | None = None  # new nodes get the notes of this node
         self._pauses = False
         self._nodes: dict[int, fx.Node] = {}
@@ -56,9 +60,13 @@ class GraphRecorder:
     def node_of(self, value: torch.Tensor) -> fx.Node:
         return self._nodes[id(value)]
 
+    def _argument(self, value: Any) -> Any:
+        return self.node_of(value) if isinstance(value, torch.Tensor) else self.sizes.node(value)
+
     def call(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], value: Any) -> Any:
         """Add a node whose result is ``value``."""
-        node = self.graph.call_function(target, *with_tensors(self.node_of, (args, kwargs)))
+        both = with_tensors(self._argument, (args, kwargs), _KINDS)
+        node = self.graph.call_function(target, *both)
         self._note(node, value)
         self.know(value, node)
         if isinstance(value, list | tuple):
@@ -85,7 +93,7 @@ class GraphRecorder:
             return self._viewed(func, *args)
         if torch.Tag.nondeterministic_seeded in func.tags:
             return self.call(func, args, kwargs, func(*args, **kwargs))
-        key = func, repr(with_tensors(self.node_of, (args, kwargs)))
+        key = func, repr(with_tensors(self._argument, (args, kwargs), _KINDS))
         return self._once(key, lambda: self.call(func, args, kwargs, func(*args, **kwargs)))
 
     def _once(self, key: Any, make: Callable[[], Any]) -> Any:
@@ -117,10 +125,10 @@ class GraphRecorder:
         base = node.meta["val"]
         if not (base.is_contiguous() and result.is_contiguous()):
             base, node = value, self.node_of(value)
-        if base.shape == result.shape:
+        if same_sizes(base.shape, result.shape):
             return self._again(node)
         size = list(result.shape)
-        key = (aten.view.default, node, tuple(size))
+        key = (aten.view.default, node, repr(with_tensors(self._argument, size, SIZES)))
         return self._once(key, lambda: self.call(func, (base, size), {}, result))  # type: ignore[no-any-return]
 
     def _again(self, node: fx.Node) -> torch.Tensor:

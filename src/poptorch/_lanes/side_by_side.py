@@ -21,6 +21,7 @@ from .._ir.loops import Lanes
 from .._ir.operators import SHAPE_ONLY, acts, draws, generator_of, of_shape, view_of
 from .._ir.plan import RESULTS
 from .._ir.slots import Kind, Slot
+from .._ir.symbolic import computes_size
 from .._ops import streams
 from .._ops.effects import is_effect
 from .._ops.exchanges import exchange
@@ -39,6 +40,8 @@ from .batched import (
 from .carried import Chain, reads
 from .demand import Demand
 from .recorder import GraphRecorder
+from .size_nodes import SIZES
+from .sized_rules import sized
 
 aten = torch.ops.aten
 EVOLVING = (Kind.BUFFER, Kind.CONSTANT)  # kinds that forward changes, separately in each replica
@@ -87,7 +90,7 @@ class _Vectorizer:
         self._inputs: dict[fx.Node, torch.Tensor] = {}
         self._values: dict[fx.Node, Any] = {}
         self._totals: dict[fx.Node, Any] = {}
-        self._copies: dict[fx.Node, fx.Node] = {}  # copies of shared values
+        self._copies: dict[fx.Node, Any] = {}  # copies of shared values; numbers for some sizes
         self._open: list[Chain] = []  # chains whose old values are being computed
         self._draws = {node: at for at, node in enumerate(filter(draws, graph.operators))}
         self._parts: dict[str, Any] = dict(graph.module.named_children())  # bodies of loops
@@ -114,7 +117,7 @@ class _Vectorizer:
 
     def _slot(self, slot: Slot) -> Slot:
         if slot.kind in RESULTS:
-            return replace(slot, shape=(self._count, *slot.shape), lanes=True)
+            return _with_lanes(slot, self._count)
         if self._evolves(slot):
             own = self._lanes.replicas
             return replace(slot, shape=(own, *slot.shape), replicas=own, lanes=True)
@@ -129,11 +132,13 @@ class _Vectorizer:
 
     def _input(self, node: fx.Node, slot: Slot) -> torch.Tensor:
         value = node.meta["val"]
+        lead = slot.shape[: len(slot.shape) - value.dim()]
         with value.fake_mode:
-            own = torch.empty(slot.shape, dtype=value.dtype, device=value.device)
+            own = torch.empty((*lead, *value.shape), dtype=value.dtype, device=value.device)
         made = placeholder(self._graph, node.name)
         made.meta = {**node.meta, "val": own}
         self._recorder.know(own, made)
+        self._recorder.sizes.read(own, made)
         return own
 
     def _value(self, node: fx.Node) -> Any:
@@ -154,6 +159,8 @@ class _Vectorizer:
     def _made(self, node: fx.Node) -> Any:
         if node.op == "placeholder":
             return self._seen(node)
+        if computes_size(node):
+            return self._size(node)
         if node.target is aten.copy.default:
             value, like = self._value(node.args[1]), node.meta["val"]  # type: ignore[arg-type]
             lead = (self._count,) if node in self._demand.varying else ()
@@ -173,7 +180,10 @@ class _Vectorizer:
         if draws(node) and node.target not in RULES:
             return drawn(call, self._draws[node])
         folded = None if node in self._demand.unfolded else totals.folded(node, self._demand.varies)
-        return batched(call) if folded is None else self._folded(call, folded)
+        if folded is not None:
+            return self._folded(call, folded)
+        found = sized(call)
+        return batched(call) if found is NotImplemented else found
 
     def _folded(self, call: BatchedCall, entry: Rows) -> Any:
         """Return the results of an operator, some of which are sums over lanes."""
@@ -259,6 +269,20 @@ class _Vectorizer:
         self._recorder.know(value, copy)
         return value
 
+    def _size(self, node: fx.Node) -> Any:
+        """Return a size, which all lanes have in common."""
+        size = node.meta["val"]
+        if not isinstance(size, SIZES):
+            self._copies[node] = size
+        elif all(map(computes_size, node.all_input_nodes)):
+            for each in node.all_input_nodes:
+                self._value(each)
+            self._copies[node] = copy_node(self._graph, node, self._copies)
+            self._recorder.sizes.know(size, self._copies[node])
+        else:
+            self._copies[node] = self._recorder.sizes.node(size)
+        return size
+
     def _seen(self, node: fx.Node) -> Any:
         """Return what lanes see of an input."""
         own, slot = self._inputs[node], self._demand.slots[node]
@@ -336,6 +360,11 @@ class _Vectorizer:
         form = self._form(self._demand.chains[old])
         after = carried.after_all(self._old(old), form, self._sequence(slot)).to(slot.dtype)
         return after if self._evolves(slot) else after[0]
+
+
+def _with_lanes(slot: Slot, count: int) -> Slot:
+    symbols = ("", *slot.symbols) if slot.symbols else ()
+    return replace(slot, shape=(count, *slot.shape), symbols=symbols, lanes=True)
 
 
 def _ends(nodes: Iterable[tuple[fx.Node, bool]], in_lanes: Kind) -> tuple[Slot, ...]:

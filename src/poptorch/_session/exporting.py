@@ -7,7 +7,7 @@ from pathlib import Path
 
 import safetensors.torch
 
-from .. import _export
+from .. import _compile, _export
 from .._base import safe_files, source
 from .._base.errors import Error
 from .._ipu_model.estimate import Estimate
@@ -42,22 +42,14 @@ def export(session: Session, filename: str | os.PathLike[str]) -> None:
 
 
 def _write_python(session: Session, now: Specialization, name: str, path: Path) -> None:
-    if now.inputs.symbols:
-        raise Error(
-            "A program for all sizes cannot be written as Python code",
-            got=f"{now.inputs}",
-            fix=(
-                "wrap the model again, with options.programs(1), call it with inputs of one "
-                "size, and export that program"
-            ),
-        )
     if session.weights.store is None:
         session.attach()
     session.weights.fetch()
-    plan = now.compiled.plan
+    example = now.inputs.example()
+    plan = _compile.for_one_size(now.compiled.plan, now.inputs.slots())
     text = _export.text_of(plan, name, now.inputs.bound.paths)
     state = session.weights.attached.state
-    tensors, more = _export.tensors_of(plan, state, now.inputs.example())
+    tensors, more = _export.tensors_of(plan, state, example)
     path.parent.mkdir(parents=True, exist_ok=True)
     weights = safe_files.followed(path.with_suffix(".safetensors"))
     safetensors.torch.save_file(tensors, weights, more)

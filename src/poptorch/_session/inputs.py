@@ -26,8 +26,8 @@ from .signature import Arguments, Bound, Signature
 _RENEW = (
     "to compile for these inputs, call destroy() on this wrapper, or wrap the model again",
     (
-        "or call options.programs(2) before you wrap the model, to keep one program for each of "
-        "two combinations of input shapes and types"
+        "or call options.programs(2) before you wrap the model, to keep a second program for "
+        "other kinds of inputs, or for other sizes"
     ),
 )
 _DENSE = "pass a dense tensor with values: tensor.to_dense(), tensor.dequantize(), torch.stack(...)"
@@ -65,6 +65,7 @@ class Inputs:
         self.conditions: Conditions | None = None  # of these sizes, once the program has been made
         self._allowed: dict[tuple[torch.Size, ...], bool] = {}  # shapes that were looked at
         self.is_retired = False
+        self.reason: str | None = None  # why there is no program for all sizes
         self._types = [torch.Tensor] * len(self._dtypes)
         self._expect(self._shapes)
         self._warned: set[str] = set()
@@ -98,8 +99,7 @@ class Inputs:
 
     def slots(self) -> tuple[Slot, ...]:
         """Return the slots of one micro-batch."""
-        slices = self._loops.slices
-        shapes = [(shape[0] // slices, *shape[1:]) if shape else () for shape in self._shapes]
+        shapes = [self._loops.of_micro_batch(shape) for shape in self._shapes]
         names = [
             tuple(self.symbols.get((i, dim), "") for dim in range(len(shape)))
             for i, shape in enumerate(shapes)
@@ -155,8 +155,10 @@ class Inputs:
 
     def example(self) -> list[torch.Tensor]:
         """Return the inputs for which the program was compiled, ready for the device, or
-        placeholders.
+        placeholders. From then on, these are the latest inputs.
         """
+        if self.symbols:
+            self._resize([tensor.shape for tensor in self.bound.tensors])
         return self.synthetic() if self._placeholders else self._prepare(self.bound.tensors)
 
     def convert(self, arguments: Arguments) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
@@ -203,7 +205,9 @@ class Inputs:
             sizes = enumerate(zip(shape, own, strict=True))
             if any(one != two for dim, (one, two) in sizes if (at, dim) not in self.symbols):
                 return False
-        sizes_by_name = sizes_of(self.slots(), shapes)
+        if not all(map(self._loops.divides, shapes)):
+            return False
+        sizes_by_name = sizes_of(self.slots(), map(self._loops.of_micro_batch, shapes))
         assert self.conditions is not None
         return sizes_by_name is not None and self.conditions.hold(sizes_by_name)
 
@@ -233,6 +237,13 @@ class Inputs:
         given = self._alike(arguments)
         return given is not None and all(
             tensor.dim() == len(shape) for tensor, shape in zip(given, self._shapes, strict=True)
+        )
+
+    def may_have_sizes_of(self, arguments: Arguments) -> bool:
+        """Tell whether a call has tensors that divide into micro-batches and are not empty."""
+        given = self._alike(arguments)
+        return given is not None and all(
+            tensor.numel() > 0 and self._loops.divides(tensor.shape) for tensor in given
         )
 
     def _alike(self, arguments: Arguments) -> list[torch.Tensor] | None:
@@ -304,6 +315,8 @@ class Inputs:
             _mismatch(f"Data type mismatch for {path}", detail)
         if tensor.shape != self._shapes[at]:
             detail = f"expected {tuple(self._shapes[at])} but got {tuple(tensor.shape)}"
+            if self.reason is not None:
+                detail += f"; one program cannot serve all sizes, because {self.reason}"
             _mismatch(f"Shape mismatch for {path}", detail)
 
     def _device_form(self, at: int, tensor: torch.Tensor) -> torch.Tensor:

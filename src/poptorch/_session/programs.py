@@ -37,7 +37,7 @@ class Specialization:
         self.spec, self.inputs, self.reading = task.spec, task.inputs, task.reading
         self.share = task.share
         narrow, paths = self.spec.precision.narrow_64bit, self.inputs.bound.paths
-        self.inputs.conditions = compiled.micro.conditions
+        self.inputs.conditions = compiled.conditions
         # exists from the first use; shares weights with the stores of other programs
         self.store: StateStore | None = None
         self.outputs = Outputs(compiled.micro.outputs, compiled.micro.host_outputs, narrow)
@@ -91,7 +91,8 @@ class Specialization:
         compiled, plan = self.compiled, self.compiled.plan
         side_by_side = compiled.micro.exchanging and plan.program.lanes is not None
         if plan.staged is None and not side_by_side:
-            plan = _compile.with_stages(plan, compiled.micro, self.task.request, self.task.optim)
+            request = dataclasses.replace(self.task.request, batch=self.inputs.slots())
+            plan = _compile.with_stages(plan, compiled.micro, request, self.task.optim)
         report = compiled.executable.report()
         if (plan.tier, plan.prepared) != (report.tier, report.prepared):
             plan = dataclasses.replace(plan, tier=report.tier, prepared=report.prepared)
@@ -136,9 +137,9 @@ class Programs:
         of_mode = (e for e in reversed(self.all) if e.mode == mode and e.share is None)
         return next((e for e in of_mode if e.inputs.differs_in_sizes(arguments)), None)
 
-    def use(self, variant: Specialization) -> None:
-        """Make a program the present one, and remove the oldest one of its mode if there are too
-        many.
+    def use(self, variant: Specialization, count: int) -> None:
+        """Make a program the present one, and remove the oldest one of its mode if there are more
+        than ``count``.
 
         Also remove all programs that were compiled when the model had other tensors.
         """
@@ -156,7 +157,6 @@ class Programs:
             for other in alike[: max(0, len(alike) + 1 - _SHARES)]:
                 others.remove(other)
             alike = []
-        count = max(1, variant.spec.runtime.programs)
         for other in alike[: max(0, len(alike) + 1 - count)]:
             (log.python.info if self._told else log.python.warning)(
                 f"All {count} programs of Options.programs({count}) are in use. The program for "

@@ -41,6 +41,7 @@ from .weights import check_saved, paths_of
 # key, and the random state, which is None for a new sequence.
 Restored = tuple[Mapping[str, torch.Tensor], list[int] | None]
 _SEVERAL = 2  # programs, with which other sizes are allowed
+_OF_SIZES = 4  # programs for inputs that differ in sizes alone, if no option sets a number
 RECENT = 8
 """The number of latest calls whose times are used, so that times of the interpreter are
 soon dropped.
@@ -83,6 +84,9 @@ class Session:
         self._usual: Inputs | None = None  # of the first program: shorter batches are cut as these
         self.settings, self._progress = settings, progress
         self.sizes = Sizes()
+        # Whether sizes vary although no option allows several programs, and whether they just began
+        # to, so that they are refused if one program cannot serve them all.
+        self._varies, self._begins_to_vary = False, False
         self._chips = Chips()
         self._forks = processes.forks  # number of forks before the process that uses the model
 
@@ -192,6 +196,7 @@ class Session:
         remember_compiled(variant, self.model.module)
         self.programs.all, self.random, self.kept, self.restored = [variant], random, kept, None
         self._spec, self.last, self._usual = variant.spec, None, variant.inputs
+        self._varies = False
         self.took.clear()
         self.weights.begin()
 
@@ -235,9 +240,46 @@ class Session:
         else:
             return self._returned(*call.run(*prepared))
         parts = self._shares(arguments)
-        if not parts:
+        if parts:
+            return self._returned(*self._run_shares(parts))
+        call, prepared = self._bind_other_sizes(arguments, unlike)
+        return self._returned(*call.run(*prepared))
+
+    def _bind_other_sizes(
+        self, arguments: Arguments, unlike: Error
+    ) -> tuple[BoundCall, tuple[Tensors, Tensors, float]]:
+        """Bind a call whose inputs differ in sizes alone, although no option allows several
+        programs.
+
+        Raises:
+            Error: one program cannot serve these sizes, too.
+        """
+        spec = self._spec
+        if spec.runtime.programs or self._varies or why_fixed(spec) is not None:
             raise unlike
-        return self._returned(*self._run_shares(parts))
+        now = self.programs.differing_in_sizes(self.model.situation(), arguments)
+        if now is None or not now.inputs.may_have_sizes_of(arguments):
+            raise unlike
+        self._varies = self._begins_to_vary = True
+        try:
+            bound = self._bind(arguments)
+        except BaseException:
+            self._varies = False
+            raise
+        finally:
+            self._begins_to_vary = False
+        log.python.warning(
+            "The inputs vary in size, so one program serves all their sizes: %s. "
+            "options.programs(1) makes another size an error, as in PopTorch; options.programs(2) "
+            "allows it without this warning",
+            bound[0].program.inputs,
+        )
+        return bound
+
+    @property
+    def _count(self) -> int:
+        """How many programs may be kept for one mode of the model."""
+        return self._spec.runtime.programs or (_OF_SIZES if self._varies else 1)
 
     def _bind(
         self, arguments: Arguments, share: Share | None = None
@@ -336,7 +378,7 @@ class Session:
         if now.inputs.symbols and (why := unsuitable(now.compiled.executable)) is not None:
             self.sizes.reasons[frozenset(now.inputs.symbols)] = why
             now.inputs.retire()
-        several = now.spec.runtime.programs > 1 or share is not None
+        several = self._count > 1 or share is not None
         other = mode != now.mode or share != now.share
         if other or (several and not now.inputs.takes(arguments)):
             now = self._change_program(now, mode, arguments, share)
@@ -372,7 +414,7 @@ class Session:
                 self.optimizer.detach()
                 self.optimizer.compiled(variant.task)
             self._move(variant, restored=True)
-            self.programs.use(variant)
+            self.programs.use(variant, self._count)
 
     def _compile_again(self, arguments: Arguments) -> None:
         """Use a new program for the changed optimizer. Weights and all state are kept."""
@@ -406,7 +448,7 @@ class Session:
         self, now: Specialization, arguments: Arguments, share: Share | None = None
     ) -> Specialization:
         bound = self.model.signature.bind(arguments, like=now.inputs.bound)
-        if share is None and now.spec.runtime.programs <= 1:
+        if share is None and self._count == 1:
             now.inputs.convert(arguments)
         self.weights.fetch()
         self.weights.bring_down()
@@ -414,7 +456,7 @@ class Session:
         if variant is None:
             task = self.model.task(bound, self._spec, share=share)
             variant = self._compiled(task, background=True)
-        if share is None and self._spec.runtime.programs >= _SEVERAL and variant.reason is None:
+        if share is None and self._count >= _SEVERAL and variant.reason is None:
             variant.reason = why_fixed(self._spec)
         remember_compiled(variant, self.model.module)
         return variant
@@ -425,10 +467,12 @@ class Session:
         Otherwise compile one for these sizes, or return None if that was not tried.
         """
         spec = self._spec
-        if spec.runtime.programs < _SEVERAL:
+        if self._count < _SEVERAL:
             return None
         mode = self.model.situation()
         earlier = self.programs.differing_in_sizes(mode, arguments)
+        if self._varies:
+            self._check_kind(bound, arguments)
         if earlier is None:
             return None
         before, now = earlier.inputs.shapes, shapes_of(bound.tensors)
@@ -446,10 +490,25 @@ class Session:
             except Exception as error:  # if symbols are not the reason, numbers fail, too
                 what_failed = described(error).partition("\n")[0]  # torch adds its C++ stack
                 reason = f"torch has no symbolic form of what forward does ({what_failed})"
+        self.sizes.reasons[frozenset(symbols)] = reason
+        if self._begins_to_vary:
+            earlier.inputs.reason = reason
+            earlier.inputs.convert(arguments)
         variant = self._compiled(self.model.task(bound, spec), background=True)
-        self.sizes.reasons[frozenset(symbols)] = variant.reason = reason
-        log.python.info("Each size of the inputs needs its own program, because %s", reason)
+        variant.reason = reason
+        say = log.python.warning if self._varies else log.python.info
+        say("Each size of the inputs needs its own program, because %s", reason)
         return variant
+
+    def _check_kind(self, bound: Bound, arguments: Arguments) -> None:
+        """Refuse inputs that differ in more than sizes, which no option allows, and those of
+        shorter batches, whose micro-batches keep their size.
+        """
+        usual, inputs = self._usual, self.now.inputs
+        assert usual is not None
+        is_cut = self._spec.loops.micro_batches > 1 and shorter.is_shorter(bound, usual.bound)
+        if is_cut or not inputs.differs_in_sizes(arguments):
+            inputs.convert(arguments)
 
     # The device.
 

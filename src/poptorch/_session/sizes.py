@@ -34,12 +34,16 @@ class Sizes:
         Dimensions that were equal to each other before and now have one name.
 
         Args:
-            before: the shapes that an earlier program ran with last.
+            before: the shapes of the tensors that an earlier program ran with last.
             known: its own symbols.
             now: the shapes of a call that it does not take.
         """
         if why_fixed(spec) is not None:
             return {}
+        loops = spec.loops
+        if not all(map(loops.divides, now)):
+            return {}
+        before, now = ([*map(loops.of_micro_batch, shapes)] for shapes in (before, now))
         names: dict[tuple[int, int, str], str] = {}
         found: dict[Place, str] = {}
         for place, old, new in _dimensions(before, now):
@@ -62,8 +66,6 @@ def _dimensions(before: Shapes, now: Shapes) -> list[tuple[Place, int, int]]:
 
 def why_fixed(spec: Spec) -> str | None:
     """Return why sizes cannot be symbolic with these settings, if so."""
-    if spec.loops.micro_batches > 1:
-        return "a call has several micro-batches"
     if spec.runs_together:
         return "several processes run the model together"
     if spec.precision.stochastic_rounding:

@@ -604,13 +604,14 @@ class Options(Container):
         """Keep up to ``count`` compiled programs, one for each combination of input shapes and
         types.
 
-        By default, inputs unlike those of the first call are an error, except for batches with
-        fewer rows: they keep the size of the micro-batches, and the last one may be smaller. With
-        1, as in PopTorch, these are errors, too. With more than 1, another batch size, length or
-        set of arguments gets its own program; a batch that does not divide into micro-batches
-        is treated as by default. With more than 1 and one micro-batch per call, the second size of
-        a dimension gets one program for all its sizes; ``executor.plan()`` says so, or names the
-        reason why not. All programs share weights, optimizer state and random numbers. ``train()``
+        By default, inputs unlike those of the first call are an error, with two exceptions. Batches
+        with fewer rows keep the size of the micro-batches, and the last one may be smaller. If only
+        sizes differ, the second size of a dimension gets one program for all its sizes, after one
+        warning; an error names the reason if one program cannot serve them. With 1, as in PopTorch,
+        every other shape is an error. With more than 1, another batch size, length or set of
+        arguments gets another program, and the second size of a dimension gets one for all its
+        sizes; ``executor.plan()`` says so, or names the reason why each size has its own. A batch
+        that does not divide into micro-batches is treated as by default. All programs share weights, optimizer state and random numbers. ``train()``
         and ``eval()`` do not count.
         """
 

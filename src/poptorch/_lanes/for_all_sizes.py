@@ -1,0 +1,32 @@
+"""Put micro-batches with symbolic sizes side by side.
+
+All lanes have the same sizes. The graph of one micro-batch gets values with symbols first, so that
+the rules for lanes compute with symbols, too; what they assume about sizes are more conditions.
+"""
+
+from __future__ import annotations
+
+from .._base import private
+from .._ir.graph import Graph
+from .._ir.loops import Lanes
+from .._ir.symbolic import Conditions, NotSymbolic, Symbols, fill_in, settled, stand_ins
+from .batched import NotVectorisable
+from .side_by_side import side_by_side
+
+_NEEDED = ("sympy_interp", "PythonReferenceAnalysis")
+
+
+def for_all_sizes(graph: Graph, lanes: Lanes) -> tuple[Graph, Conditions]:
+    """Return the graph of several micro-batches, with stand-ins, and its conditions.
+
+    Raises:
+        NotVectorisable: they cannot run side by side for all sizes.
+    """
+    if any(private.optional(name) is None for name in _NEEDED):
+        raise NotVectorisable("their sizes are symbolic")
+    symbols, one = Symbols(stand_ins(graph.inputs)), graph.copy()
+    fill_in(one.module, [symbols.tensor(slot) for slot in one.inputs], symbols)
+    try:
+        return settled(side_by_side(one, lanes), symbols)
+    except NotSymbolic as error:
+        raise NotVectorisable(f"their sizes are symbolic, and {error}") from error
