@@ -611,8 +611,8 @@ class Options(Container):
         every other shape is an error. With more than 1, another batch size, length or set of
         arguments gets another program, and the second size of a dimension gets one for all its
         sizes; ``executor.plan()`` says so, or names the reason why each size has its own. A batch
-        that does not divide into micro-batches is treated as by default. All programs share weights, optimizer state and random numbers. ``train()``
-        and ``eval()`` do not count.
+        that does not divide into micro-batches is treated as by default. All programs share
+        weights, optimizer state and random numbers. ``train()`` and ``eval()`` do not count.
         """
 
     def clone(self) -> Self:
