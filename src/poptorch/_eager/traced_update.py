@@ -26,6 +26,7 @@ from .._ir.closeness import Difference, difference, movement
 from .._ir.own_step import OwnStep, flat, of_group, of_optimizer, substituted
 from .._ir.slots import Kind, Slot
 from .._ir.spec import OptimSpec
+from .._ir.state_views import WEIGHT, Views
 
 _UPDATES = 3
 _ROUNDINGS = 64
@@ -173,9 +174,10 @@ class _Comparison:
                 yield f"'{kept.leaf.name}' of '{kept.owner}'", kept.slot.key, theirs
 
     def _in_eager(self, drawn: _Draw) -> _Twin:
+        assert self.spec.own is not None
         twin = _Twin(self.optimizer, self.hosts, self.state)
         try:
-            twin.run(drawn.weights, drawn.gradients)
+            twin.run(drawn.weights, drawn.gradients, self.spec.own.first_views)
         except Exception as error:
             raise NotCompared(f"eager PyTorch raises {described(error)}") from error
         return twin
@@ -261,20 +263,33 @@ class _Twin:
                 self._optimizer.state[hosts[path]] = _copied(dict(entry))
         self.weights: dict[str, torch.Tensor] = {}
 
-    def run(self, weights: Tensors, gradients: Sequence[Tensors]) -> None:
+    def run(self, weights: Tensors, gradients: Sequence[Tensors], views: Views) -> None:
         """Make an update for each set of gradients, and restore the user's parameters
-        afterwards.
+        afterwards. ``views`` says which tensors of the user's state share memory.
         """
         before = [(host, host.data, host.grad) for host in self._hosts.values()]
         try:
             for path, host in self._hosts.items():
                 host.data = weights[path].to(host.dtype, copy=True)
+            self._share_memory(views)
             for one in gradients:
                 self._step(one)
             self.weights = {path: host.detach() for path, host in self._hosts.items()}
         finally:
             for host, data, gradient in before:
                 host.data, host.grad = data, gradient
+
+    def _share_memory(self, views: Views) -> None:
+        tensors = self.held()
+        tensors |= {(path, WEIGHT): host.detach() for path, host in self._hosts.items()}
+        for path, host in self._hosts.items():
+
+            def shared(name: str, value: Any, path: str = path) -> Any:
+                view = views.get((path, name))
+                return value if view is None else view.of(tensors[view.root])
+
+            if host in self._optimizer.state:
+                self._optimizer.state[host] = substituted(self._optimizer.state[host], "", shared)
 
     def _step(self, gradients: Tensors) -> None:
         for path, host in self._hosts.items():

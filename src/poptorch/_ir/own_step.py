@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from .slots import Slot
+from .state_views import Place, Views
 
-Place = tuple[str, str]  # owner and name
 Give = Callable[[str, Any], Any]
 
 
@@ -91,6 +91,8 @@ class OwnStep:
     kept: tuple[Kept, ...] | None = None  # None until it was found out
     shared: Mapping[Place, Place] = field(default_factory=dict)
     """For each place of a tensor that is in several places, another one of these."""
+    first_views: Views = field(default_factory=dict)  # of the state before the first step
+    views: Views = field(default_factory=dict)  # of the state after each step
     differs_at_first: bool = False  # whether the first step differs from later ones
     # equal for weights with equal updates
     signatures: Mapping[str, str] = field(default_factory=dict)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from .._ir.own_step import Kept, Leaf, flat, of_group, of_optimizer, substituted
+from .._ir.state_views import Place
 from .._residency import unwatched
 from ..optim.names import STEPPED
 from .torch_state import TorchState
@@ -34,13 +35,25 @@ class OwnState(TorchState):
     def _read_from(self, link: Any) -> None:
         on_device, _ = link.read_state()
         self._updates = 0
-        layouts = link.spec.own.layouts
+        layouts, views = link.spec.own.layouts, link.spec.own.views
+        made: dict[Place, torch.Tensor] = {}
+
+        def tensor(place: Place) -> torch.Tensor:
+            """Return a tensor of the state, which shares memory as it would in eager PyTorch."""
+            view = views.get(place)
+            if place not in made:
+                owner, name = place
+                known = on_device[f"{name}___{owner}"]
+                of_state = view is not None and f"{view.root[1]}___{view.root[0]}" in on_device
+                made[place] = view.of(tensor(view.root)) if view and of_state else known
+            return made[place]
+
         for number, parameter, path in self._parameters():
             if path not in layouts or not _holds(layouts[path], path, on_device):
                 continue
 
             def value(name: str, leaf: Any, path: str = path) -> Any:
-                return _of_host(leaf, on_device[f"{name}___{path}"])
+                return _of_host(leaf, tensor((path, name)))
 
             entry = substituted(layouts[path], "", value)
             dict.setdefault(self._watched[number], parameter, {}).update(entry)
@@ -95,9 +108,10 @@ def _holds(layout: Any, path: str, on_device: dict[str, torch.Tensor]) -> bool:
 
 def _of_host(leaf: Leaf, value: torch.Tensor) -> Any:
     """Return a value from the device in the form in which the optimizer stores it."""
-    if leaf.number:
-        return int(value) if leaf.number == "int" else float(value)
-    return value
+    if not leaf.number:
+        return value
+    number = float(value)
+    return int(number) if leaf.number == "int" and number.is_integer() else number
 
 
 def _assign(target: dict[str, Any], name: str, value: Any) -> None:

@@ -6,6 +6,9 @@ tries one answer for all weights at once. If the answer about one weight decides
 answer for all weights, too. A question about numbers, such as whether this is the
 tenth step, has one answer for all weights. So has a question about several weights, such as whether
 the norm of all gradients is above a limit.
+
+If the user's code raises an exception after an answer, as in ``if norm.isnan(): raise ...``, the
+program assumes the other answer, because a program cannot raise exceptions.
 """
 
 from __future__ import annotations
@@ -17,8 +20,10 @@ import torch
 from torch import Tensor
 
 from .._base.errors import Error
+from .._base.source import raising_line
 from .numbers import Numbers
 from .origins import WEIGHT, Identifier, Sources
+from .value_reads import Restart
 
 MOST = 64  # largest number of runs
 COMMON = ""  # the owner of answers that are the same for all weights
@@ -65,6 +70,12 @@ class _DependentWeightsError(Exception):
     """The answer to a question about one weight decides the results of another one."""
 
 
+class _AnswerRaisesError(Exception):
+    """The user's code raised an exception after an answer, which is not given again."""
+
+
+_Question = tuple[tuple[tuple[int, bool], ...], int]
+"""The numbers of questions that were asked before, with the answers, and that of the question."""
 _Taken = tuple[tuple[_Answer, ...], dict[str, Tensor]]
 
 
@@ -76,6 +87,10 @@ class Choices:
         self._ways: dict[str, _Branch] = {}
         self._runs = 0
         self._are_dependent = False  # whether an answer about one weight decides about others
+        self._assumed: dict[_Question, bool] = {}  # the answers without an exception
+        self._last: tuple[_Question, bool] | None = None  # of this run
+        self._constant: dict[Identifier, bool] = {}  # answers in this run that were assumed
+        self.raised: dict[str, str] = {}  # exceptions that a program does not raise, by line
 
     def results(self, run: Callable[[], Results]) -> dict[str, Tensor]:
         """Return the results of a function, by key, for all answers to its questions."""
@@ -87,6 +102,9 @@ class Choices:
             except _DependentWeightsError:
                 self._are_dependent = True
                 common, taken = _Branch(), []
+                continue
+            except _AnswerRaisesError:
+                common, taken, self._runs = _Branch(), [], 0
                 continue
             if not common.advance():
                 return self._joined(taken)
@@ -101,10 +119,7 @@ class Choices:
         owners: set[str] = set()  # who asked in the first run
         due: set[str] | None = None  # owners with another combination; None before the first run
         while due is None or due:
-            self._count()
-            for way in ways.values():
-                way.asked = []
-            found = run()
+            found = self._run(run)
             if due is None:
                 path, common.script = tuple(common.asked), [each.yes for each in common.asked]
             elif [a.identifier for a in path] != [a.identifier for a in common.asked]:
@@ -140,10 +155,7 @@ class Choices:
             chosen = {o: taken[o][0 if at % 2 == parity else -1] for at, o in enumerate(asking)}
             for owner, (answers, _) in chosen.items():
                 self._ways[owner].script = [each.yes for each in answers]
-            for way in self._ways.values():
-                way.asked = []
-            self._count()
-            for owner, values in run().items():
+            for owner, values in self._run(run).items():
                 this = self._asked_by(owner), values
                 if not self._is_same(this, chosen.get(owner, taken[owner][-1])):
                     raise _DependentWeightsError
@@ -168,6 +180,24 @@ class Choices:
         way.script, way.asked = before, []
         return False
 
+    def _run(self, run: Callable[[], Results]) -> Results:
+        self._count()
+        for way in self._ways.values():
+            way.asked = []
+        self._last, self._constant = None, {}
+        try:
+            return run()
+        except (Error, Restart):
+            raise
+        except Exception as error:
+            if self._last is None:
+                raise
+            question, yes = self._last
+            self._assumed[question] = not yes
+            line = raising_line(error) or "an unknown line"
+            self.raised[line] = type(error).__name__
+            raise _AnswerRaisesError from error
+
     def _count(self) -> None:
         self._runs += 1
         if self._runs > MOST:
@@ -177,7 +207,17 @@ class Choices:
         weights = {key for role, key in sources if role == WEIGHT}
         alone = len(weights) == 1 and not self._are_dependent
         owner = weights.pop() if alone else COMMON
-        return self._ways.setdefault(owner, _Branch()).answer(condition, identifier)
+        way = self._ways.setdefault(owner, _Branch())
+        if identifier in self._constant:
+            return self._constant[identifier]
+        before = [*self._ways[COMMON].asked, *(way.asked if owner else ())]
+        question = tuple((a.identifier.number, a.yes) for a in before), identifier.number
+        if question in self._assumed and identifier not in {a.identifier for a in before}:
+            return self._constant.setdefault(identifier, self._assumed[question])
+        yes = way.answer(condition, identifier)
+        if len(way.asked) + (len(self._ways[COMMON].asked) if owner else 0) > len(before):
+            self._last = question, yes
+        return yes
 
     def _joined(self, taken: list[_Taken], depth: int = 0) -> dict[str, Tensor]:
         answers, values = taken[0]
@@ -186,8 +226,8 @@ class Choices:
         condition = answers[depth].condition
         yes = [each for each in taken if each[0][depth].yes]
         no = [each for each in taken if not each[0][depth].yes]
-        if not no:
-            return self._joined(yes, depth + 1)
+        if not no or not yes:
+            return self._joined(yes or no, depth + 1)
         return self.either(condition, self._joined(yes, depth + 1), self._joined(no, depth + 1))
 
     def either(

@@ -32,6 +32,7 @@ from .._ir.own_step import (
 )
 from .._ir.slots import Kind, Slot
 from .._ir.spec import OptimGroup, OptimSpec, Setting
+from .._ir.state_views import Views
 from .._ops.dispatch import answering
 from .absent import check_unchanged, check_unread
 from .choices import COMMON, Choices, Results
@@ -40,14 +41,15 @@ from .origins import HYPER, NUMBER, WEIGHT, Identifier
 from .own_run import Inputs, Run
 from .python_functions import numbers_functions
 from .repeats import Repeats
-from .value_reads import ValueNeeded
+from .value_reads import Restart, ValueNeeded
 from .values import is_number
 
+_RAISES = (
+    "The optimizer's step raises %s at %s if the values of tensors meet a condition. A compiled "
+    "program does not raise exceptions: it continues as if the condition were not met. To notice "
+    "such values, check the loss that the model returns."
+)
 Narrow = Callable[[torch.dtype], torch.dtype]
-
-
-class _Restart(Exception):  # noqa: N818 (it says what to do)
-    """Something was found out that should be known when the run starts."""
 
 
 @dataclass
@@ -75,7 +77,7 @@ def discover(spec: OptimSpec, narrow: Narrow) -> OptimSpec:
                 return _Discovery(spec, known, narrow, mode).result()
         except ValueNeeded as needed:
             known.constants |= needed.keys
-        except _Restart:
+        except Restart:
             pass
 
 
@@ -118,6 +120,7 @@ class _Discovery:
         self.leaves: dict[Place, Leaf] = {}
         self.there: set[Place] = set()  # state that exists before the first step
         self.layouts: dict[str, Any] = {}
+        self.views: Views | None = None  # of the state after the runs so far
         self.wholes = Wholes(self.origins)
         self.mode.without_values = private.optional("FakeTensor")
         self.mode.again = self.repeats = Repeats(without_values, self.wholes)
@@ -125,7 +128,8 @@ class _Discovery:
     def result(self) -> OptimSpec:
         with answering(self.wholes.answer), self.mode:
             first = self.choices.results(lambda: self._run(True))
-            self.own = replace(self.own, layouts=self.layouts)
+            views, self.views = self.views or {}, None
+            self.own = replace(self.own, layouts=self.layouts, views=views)
             later = self.choices.results(lambda: self._run(False))
             self._check_common(later)
             check_unread(self.origins, first)
@@ -140,14 +144,21 @@ class _Discovery:
                     got=", ".join(differing[:5]),
                     fix="create all entries of the state in the first step",
                 )
+            self._check_views()
             self._note_reached()
             same = self.origins.identifier
-            alike = all(same(first[key]) == same(later[key]) for key in later)
+            alike = self.own.views == self.own.first_views or not self.there
+            alike &= all(same(first[key]) == same(later[key]) for key in later)
             kinds = self._kinds(first, later)
             examples = self._examples(kinds, first, later)
+        self._warn()
         complete = all(place in self.initial for place in self.leaves)
         self.own = replace(self.own, signatures=self._signatures(kinds), examples=examples)
         return self._spec(not (alike and complete))
+
+    def _warn(self) -> None:
+        for line, name in self.choices.raised.items():
+            log.python.warning(_RAISES, name, line)
 
     def _note_reached(self) -> None:
         """Weights that code reaches by themselves cannot be a part of a bundle."""
@@ -193,7 +204,8 @@ class _Discovery:
         """
         of_kind: dict[_WeightKind, str] = {}
         examples = {path: of_kind.setdefault(kind, path) for path, kind in kinds.items()}
-        if not all(kind.alone for kind in kinds.values()) or len(of_kind) == len(examples):
+        alone = all(kind.alone for kind in kinds.values()) and not self.own.views
+        if not alone or len(of_kind) == len(examples):
             return {}
         runs = self._runs_of(set(of_kind.values()))
         same = self.origins.identifier
@@ -239,6 +251,7 @@ class _Discovery:
         run.step()
         check_unchanged(self.origins, run.absent)
         self._check_owned(run)
+        self._note_views(run)
         results: Results = {
             path: {f"weight:{path}": weight} for path, weight in run.stand_ins.items()
         }
@@ -276,7 +289,8 @@ class _Discovery:
         if isinstance(value, Tensor) and not is_number(value):
             leaf = Leaf(name, tuple(value.shape), value.dtype)
         else:
-            leaf = Leaf(name, (), torch.float64, "float")
+            kind = type(value) if isinstance(value, int | float) else float
+            leaf = Leaf(name, (), torch.float64, kind.__name__)
         before = self.leaves.setdefault((owner, name), leaf)
         if before != leaf and (before.number or leaf.number) and before.shape == leaf.shape:
             # first a number, then a tensor
@@ -344,6 +358,7 @@ class _Discovery:
                     continue
                 self.origins.say_uniform(value, self.own.numbers[place])
                 inputs.hypers[place] = value
+        inputs.share_memory(self.own.first_views if first else self.own.views)
         return inputs
 
     def _present(self, first: bool) -> Iterator[tuple[Place, Leaf]]:
@@ -364,16 +379,32 @@ class _Discovery:
             if number is not None:
                 self.initial[owner, name] = number
                 self.there.add((owner, name))
-                yield (owner, name), self._given_leaf(owner, name)
+                leaf = self._given_leaf(owner, name)
+                yield (owner, name), self.leaves.setdefault((owner, name), leaf)
 
     def _given_leaf(self, owner: str, name: str) -> Leaf:
         """Return the leaf of a value that the user's groups, or the optimizer itself, have."""
         held = {of_group(at): group.values for at, group in enumerate(self.own.groups)}
         held |= {of_optimizer(at): each.attributes for at, each in enumerate(self.own.optimizers)}
-        known = {leaf.name: leaf for leaf in leaves_of(held[owner])}
-        return known.get(name, Leaf(name, (), torch.float64, "float"))
+        value = flat(held[owner])[name]
+        return value if isinstance(value, Leaf) else Leaf(name, (), torch.float64, "int")
 
     # Checks of the findings.
+
+    def _note_views(self, run: Run) -> None:
+        """Record which tensors share memory after the step. A step relies on what the one before
+        has left.
+        """
+        found = run.views()
+        if self.views not in (None, found):
+            raise _other_memory(found, self.views or {})
+        self.views = found
+
+    def _check_views(self) -> None:
+        if self.views != self.own.views:
+            raise _other_memory(self.views or {}, self.own.views)
+        sharing = {place[0] for place in self.own.views}
+        self.wholes.add(sharing | {view.root[0] for view in self.own.views.values()})
 
     def _check_owned(self, run: Run) -> None:
         """Record what a step changes in groups and in the optimizer itself."""
@@ -390,7 +421,7 @@ class _Discovery:
                     found.add(place)  # it was changed in place
         if not found <= self.known.changing:
             self.known.changing |= found
-            raise _Restart
+            raise Restart
 
     def _check_common(self, later: Mapping[str, Tensor]) -> None:
         """Check that numbers that weights share are computed in the same way, and from no
@@ -413,7 +444,7 @@ class _Discovery:
                 )
                 if not alike or of_weights:
                     self.known.single.add((of_group(at), name))
-                    raise _Restart
+                    raise Restart
 
     def _spec(self, differs: bool) -> OptimSpec:
         kept = []
@@ -481,6 +512,16 @@ def _changes_shared(place: Place, other: Place) -> Error:
         "The optimizer's step changes a tensor that is in several groups or attributes",
         got=f"the tensor is {_in_words(place)}, and also {_in_words(other)}",
         fix="give each group and each attribute its own tensor, for example lr.clone()",
+    )
+
+
+def _other_memory(one: Views, other: Views) -> Error:
+    places = sorted(place for place in {*one, *other} if one.get(place) != other.get(place))
+    named = ", ".join(f"'{name}' of '{owner}'" for owner, name in places[:3])
+    return Error(
+        "Tensors of the optimizer state share memory after some steps only",
+        got=f"state {named}",
+        fix="copy a tensor that you store twice: state['b'] = state['a'].clone()",
     )
 
 

@@ -33,12 +33,13 @@ from .._ir.own_step import (
     of_optimizer,
     substituted,
 )
+from .._ir.state_views import WEIGHT, Views, views_among
 from .absent import Absent
 from .absent import enter as enter_absent
 from .hook_calls import call_step, unhooked_step
 from .origins import Identifier, Origins
 from .value_reads import ValueNeeded, value_needed
-from .values import unobserved
+from .values import is_number, unobserved
 
 
 @dataclass
@@ -51,6 +52,29 @@ class Inputs:
     hypers: dict[Place, Tensor] = field(default_factory=dict)
     origins: Origins | None = None  # records how values are computed
     hosts: dict[int, Tensor] = field(default_factory=dict)  # filled by the run
+
+    def share_memory(self, views: Views) -> None:
+        """Let the state share memory as it did after the last step."""
+        for place, view in views.items():
+            if place not in self.kept:
+                continue
+            owner, name = view.root
+            of_weight = self.weights.get(owner) if name == WEIGHT else None
+            root = self.kept.get(view.root, self.hypers.get(view.root, of_weight))
+            if root is None or view.is_scattered:
+                raise _shared(place, view.root, apart=root is None)
+            self.kept[place] = view.of(root)
+
+
+def _shared(place: Place, root: Place, apart: bool) -> Error:
+    owner, name = root
+    why = "is updated separately" if apart else "has some of its elements"
+    other = f"the state '{name}' of '{owner}'" if name != WEIGHT else f"the weight '{owner}'"
+    return Error(
+        "The optimizer's state shares memory in a way that cannot be compiled",
+        got=f"the state '{place[1]}' of '{place[0]}' is a part of {other}, which {why}",
+        fix="store a tensor with its own memory: state['name'] = tensor.clone()",
+    )
 
 
 class _Entry(dict[Any, Any]):
@@ -309,6 +333,16 @@ class Run:
         for number, each in enumerate(self.objects):
             skipped = ("param_groups", "state")
             yield of_optimizer(number), {k: v for k, v in vars(each).items() if k not in skipped}
+
+    def views(self) -> Views:
+        """Return which tensors share memory after the step."""
+        held = {(owner, n): v for owner, values in self.owned() for n, v in flat(values).items()}
+        held |= {(path, WEIGHT): weight for path, weight in self.stand_ins.items()}
+        for path, entry in self.states():
+            held |= {(path, name): value for name, value in flat(dict(entry)).items()}
+        return views_among(
+            {p: v for p, v in held.items() if isinstance(v, Tensor) and not is_number(v)}
+        )
 
 
 @contextlib.contextmanager

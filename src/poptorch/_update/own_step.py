@@ -139,6 +139,7 @@ class _Update:
             take = self.origins.enter_number if leaf.number else enter
             place = of_group(slot.index), slot.name
             inputs.hypers[place] = take(value, slot.key, (HYPER, slot.key))
+        inputs.share_memory(self.own.first_views if first else self.own.views)
         return inputs
 
 

@@ -14,7 +14,11 @@ from .._base.errors import Error
 from .origins import HYPER, Origins
 
 
-class ValueNeeded(Exception):  # noqa: N818 (it says what is the case)
+class Restart(Exception):  # noqa: N818 (it says what to do)
+    """Something was found out that should be known when a run starts."""
+
+
+class ValueNeeded(Restart):
     """Hyper-parameters whose values decide what the step does, so that they become constants."""
 
     def __init__(self, keys: frozenset[str]) -> None:

@@ -110,6 +110,8 @@ def _freeze_own(
             own,
             layouts=known.layouts,
             kept=known.kept,
+            first_views=known.first_views,
+            views=known.views,
             differs_at_first=known.differs_at_first,
             signatures=known.signatures,
             examples=known.examples,

@@ -29,6 +29,8 @@ from .._ir.own_step import (
     substituted,
 )
 from .._ir.spec import OptimGroup, OptimSpec, Setting
+from .._ir.state_views import WEIGHT, views_among
+from .._residency import unwatched
 from .joint import class_of, members_of
 from .step_hooks import digest_of, hooks_of
 
@@ -95,6 +97,7 @@ def own_step(optimizer: torch.optim.Optimizer, path_of: Callable[[Any], str | No
     optimizers: list[OwnOptimizer] = []
     numbers: Numbers = {}
     places: dict[int, list[Place]] = {}  # by the identity of the tensor that is there
+    tensors: dict[Place, torch.Tensor] = {}  # weights and their state
     for number, member in enumerate(members_of(optimizer)):
         first = len(groups)
         state: dict[str, Any] = {}
@@ -106,6 +109,8 @@ def own_step(optimizer: torch.optim.Optimizer, path_of: Callable[[Any], str | No
             for parameter, known in zip(group["params"], params, strict=True):
                 entry = dict.get(member.state, parameter)
                 if entry and known.path:
+                    tensors[known.path, WEIGHT] = parameter
+                    tensors |= _tensors(dict(entry), known.path)
                     state[known.path] = _leaves(dict(entry), known.path, numbers, str)
         own = {name: value for name, value in vars(member).items() if name not in _OF_TORCH}
         attributes = _leaves(own, of_optimizer(number), numbers, _is_rate)
@@ -118,7 +123,13 @@ def own_step(optimizer: torch.optim.Optimizer, path_of: Callable[[Any], str | No
     for place, *others in places.values():
         if others:
             shared |= {place: others[0], **dict.fromkeys(others, place)}
-    return OwnStep(tuple(optimizers), tuple(groups), numbers, shared=shared)
+    views = unwatched(views_among, tensors)
+    return OwnStep(tuple(optimizers), tuple(groups), numbers, shared=shared, first_views=views)
+
+
+def _tensors(values: Mapping[str, Any], owner: str) -> dict[Place, torch.Tensor]:
+    held = flat(values).items()
+    return {(owner, name): each for name, each in held if isinstance(each, torch.Tensor)}
 
 
 def _note_places(values: Mapping[str, Any], owner: str, places: dict[int, list[Place]]) -> None:

@@ -1,0 +1,72 @@
+"""Values that an optimizer's own ``step`` changes, as the user reads them."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from helpers.wrapping import Regression, Twins, options
+
+Group = dict[str, Any]
+Change = Callable[[Group], None]
+
+
+class Changing(torch.optim.Optimizer):
+    """Changes its groups in each step with a function."""
+
+    def __init__(self, parameters: Any, change: Change, **values: Any) -> None:
+        super().__init__(parameters, {"lr": 0.1, **values})
+        self.change = change
+        self.count = 0
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        self.count += 1
+        for group in self.param_groups:
+            self.change(group)
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                state["step"] = state.get("step", 0) + 1
+                state["half"] = state["step"] / 2
+                parameter.sub_(parameter.grad / self.count, alpha=group["lr"])
+
+
+def add_one(group: Group) -> None:
+    group["k"] = group.get("k", 0) + 1
+
+
+def halve_a_number(group: Group) -> None:
+    group["k"] = group["k"] // 2
+
+
+def change_a_pair(group: Group) -> None:
+    whole, part = group["pair"]
+    group["pair"] = whole + 1, part * 0.5
+
+
+def scale_by_a_float(group: Group) -> None:
+    group["k"] = group["k"] * 1.5
+
+
+CHANGES: dict[str, tuple[Change, Group]] = {
+    "an int of the group": (add_one, {"k": 0}),
+    "an int that the step makes": (add_one, {}),
+    "divided": (halve_a_number, {"k": 100}),
+    "in a tuple": (change_a_pair, {"pair": (1, 1.0)}),
+    "it becomes a float": (scale_by_a_float, {"k": 1}),
+}
+
+
+@pytest.mark.parametrize(("change", "values"), CHANGES.values(), ids=CHANGES)
+def test_numbers_that_a_step_changes_keep_their_type(change: Change, values: Group) -> None:
+    def make(parameters: Any) -> Changing:
+        return Changing(parameters, change, **values)
+
+    both = Twins(Regression(), make, options(), rtol=1e-5, atol=1e-6)
+    both.step(torch.randn(3, 4), torch.randn(3, 2), count=3)
+
+    theirs, ours = (repr(optimizer.state_dict()) for optimizer in both.both)
+    assert ours == theirs
+    assert type(both.ours.count) is int
+    both.compare()

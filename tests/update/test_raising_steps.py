@@ -1,0 +1,111 @@
+"""Optimizers whose own ``step`` raises an exception if values meet a condition."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from helpers.wrapping import Regression, Twins, options
+
+Check = Callable[[torch.Tensor], None]
+
+
+class Checking(torch.optim.Optimizer):
+    """Calls a function with each gradient, and descends."""
+
+    def __init__(self, parameters: Any, check: Check) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+        self.check = check
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.check(parameter.grad)
+                parameter.sub_(parameter.grad, alpha=group["lr"])
+
+
+def raise_if(condition: Any) -> None:
+    if condition:
+        raise RuntimeError("the gradient is not finite")
+
+
+def fail_unless(condition: Any) -> None:
+    assert condition
+
+
+def use_an_unknown_name(gradient: torch.Tensor) -> None:
+    if gradient.abs().max() > 1e6:
+        clip(gradient)  # type: ignore[name-defined]  # noqa: F821
+
+
+def only_if_large(gradient: torch.Tensor) -> None:
+    if gradient.norm() > 0:  # taken both ways
+        raise_if(gradient.norm() > 1e6)
+    else:
+        gradient.add_(1)
+
+
+CHECKS: dict[str, Check] = {
+    "if": lambda gradient: raise_if(gradient.isnan().any()),
+    "if not": lambda gradient: raise_if(not gradient.isfinite().all()),
+    "assert": lambda gradient: fail_unless(gradient.norm() < 1e6),
+    "a mistake": use_an_unknown_name,
+    "inside another branch": only_if_large,
+}
+
+
+def twins(check: Check) -> Twins:
+    opts = options().checkAgainstEager("error")
+    return Twins(Regression(), lambda ps: Checking(ps, check), opts, rtol=1e-5, atol=1e-6)
+
+
+def batch() -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(3, 4), torch.randn(3, 2)
+
+
+@pytest.mark.parametrize("check", CHECKS.values(), ids=CHECKS)
+def test_a_branch_that_raises_is_not_taken(check: Check) -> None:
+    both = twins(check)
+    for _ in range(3):
+        both.step(*batch())
+
+    both.compare()
+
+
+def test_a_condition_on_all_gradients_that_raises_is_not_taken() -> None:
+    class Whole(torch.optim.Optimizer):
+        @torch.no_grad()
+        def step(self, closure: Any = None) -> None:
+            (group,) = self.param_groups
+            norms = [parameter.grad.norm() for parameter in group["params"]]
+            raise_if(torch.stack(norms).norm() > 1e6)
+            for parameter in group["params"]:
+                parameter.sub_(parameter.grad, alpha=group["lr"])
+
+    opts = options().checkAgainstEager("error")
+    both = Twins(Regression(), lambda ps: Whole(ps, {"lr": 0.1}), opts, rtol=1e-5, atol=1e-6)
+    for _ in range(3):
+        both.step(*batch())
+
+    both.compare()
+
+
+def test_one_warning_names_the_line_and_the_exception(caplog: pytest.LogCaptureFixture) -> None:
+    both = twins(CHECKS["if"])
+
+    both.step(*batch())
+
+    (message,) = (text for text in caplog.messages if "does not raise exceptions" in text)
+    assert "RuntimeError" in message
+    assert "test_raising_steps.py" in message
+
+
+def test_an_exception_in_every_branch_is_the_users() -> None:
+    def check(gradient: torch.Tensor) -> None:
+        sign = 1 if gradient.sum() > 0 else -1
+        raise KeyError(sign)
+
+    with pytest.raises(KeyError):
+        twins(check).wrapped(*batch())
