@@ -9,11 +9,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import poptorch
 from helpers.cases import expressions
 from helpers.closeness import FUNCTION, near, relative
-from helpers.wrapping import Graded, Having, agrees, graph_of, infer, options, training
+from helpers.wrapping import Graded, Having, Twins, agrees, graph_of, infer, options, training
 
 HALF, FLOAT, BOOL = torch.float16, torch.float32, torch.bool
 CASTING = poptorch.HalfFloatCastingBehavior
@@ -393,3 +394,68 @@ def test_products_of_half_tensors_are_computed_in_float() -> None:
     products = [n for n in graph_of(wrapped).nodes if "addmm" in str(n.target)]
     assert products
     assert all(n.args[1].meta["val"].dtype == FLOAT for n in products)
+
+
+def _in_one_block(model: Having, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    with torch.autocast("cpu", torch.bfloat16):
+        h = model.layer(model.layer(model.layer(x).relu()).relu())
+    return torch.nn.functional.mse_loss(h.float(), y)
+
+
+def _in_two_blocks(model: Having, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    with torch.autocast("cpu", torch.bfloat16):
+        h = model.layer(x).relu()
+    with torch.autocast("cpu", torch.bfloat16):
+        h = model.layer(h)
+    return torch.nn.functional.mse_loss(h.float(), y)
+
+
+def _partly_without(model: Having, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    with torch.autocast("cpu", torch.bfloat16):
+        h = model.layer(x)
+        with torch.autocast("cpu", enabled=False):
+            h = model.layer(h.float())
+        h = model.layer(h)
+    return torch.nn.functional.mse_loss(h.float(), y)
+
+
+def _without_the_cache(model: Having, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
+        h = model.layer(model.layer(x).relu())
+    return torch.nn.functional.mse_loss(h.float(), y)
+
+
+def _recomputed(model: Having, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    with torch.autocast("cpu", torch.bfloat16):
+        h = checkpoint(model.layer, model.layer(x), use_reentrant=False)
+    return torch.nn.functional.mse_loss(h.float(), y)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [_in_one_block, _in_two_blocks, _partly_without, _without_the_cache, _recomputed],
+)
+def test_a_weight_that_several_layers_use_is_converted_as_often_as_in_torch(
+    loss: Callable[..., torch.Tensor],
+) -> None:
+    both = Twins(
+        Having(loss, layer=torch.nn.Linear(16, 16)), lambda ps: torch.optim.SGD(ps, lr=0.5)
+    )
+    for _ in range(3):
+        both.step(torch.randn(8, 16), torch.randn(8, 16))
+
+    both.compare()
+
+
+def test_autocast_around_the_call_converts_a_weight_once() -> None:
+    def loss(model: Having, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.mse_loss(model.layer(model.layer(x).relu()).float(), y)
+
+    both = Twins(
+        Having(loss, layer=torch.nn.Linear(16, 16)), lambda ps: torch.optim.SGD(ps, lr=0.5)
+    )
+    for _ in range(3):
+        with torch.autocast("cpu", torch.bfloat16):
+            both.step(torch.randn(8, 16), torch.randn(8, 16))
+
+    both.compare()

@@ -48,15 +48,19 @@ _REFUSING = frozenset((
     "scatter_reduce",
 )) | frozenset(LOSS_FUNCTIONS.values())  # fmt: skip
 _HEADS, _WITH_STATISTICS = F.multi_head_attention_forward, (F.batch_norm, F.instance_norm)
+# Autocast casts the weights of these, once for several calls.
+_CAST_BY_AUTOCAST = (
+    F.linear,
+    F.conv1d,
+    F.conv2d,
+    F.conv3d,
+    F.conv_transpose1d,
+    F.conv_transpose2d,
+    F.conv_transpose3d,
+)
 # Names of the first arguments of a layer's function, some of which are weights.
 _PARAMETERS: dict[Any, Sequence[str]] = {
-    **dict.fromkeys(
-        (
-            F.linear, F.prelu, F.conv1d, F.conv2d, F.conv3d,
-            F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d,
-        ),
-        ("input", "weight", "bias"),
-    ),
+    **dict.fromkeys((F.prelu, *_CAST_BY_AUTOCAST), ("input", "weight", "bias")),
     **dict.fromkeys(
         (F.layer_norm, F.group_norm, F.rms_norm, torch.layer_norm, torch.group_norm),
         ("input", "shape", "weight", "bias"),
@@ -90,8 +94,9 @@ class Casting:
         dtype = self._common_type(name, args)
         if dtype is not None:
             args, kwargs = _mixture_in(dtype, args, kwargs)
-        if func in _PARAMETERS:
-            dtype = None if torch.is_autocast_enabled("cpu") else self._chosen
+        by_autocast = torch.is_autocast_enabled("cpu")
+        if func in _PARAMETERS and not (by_autocast and func in _CAST_BY_AUTOCAST):
+            dtype = None if by_autocast else self._chosen
             args, kwargs = _of_layer(_PARAMETERS[func], dtype, args, kwargs)
         elif func in _LABELS:
             args, kwargs = with_tensors(

@@ -17,6 +17,7 @@ from .._ir import slots
 from .._ir.slots import Slot
 from .._ir.spec import Precision
 from .._ops import annotate
+from .._ops.autocast import around_user_code
 from .._ops.context import autocast_settings, listening
 from . import inner_gradients, scripts
 from .capture_context import CaptureContext, Overrides
@@ -201,7 +202,7 @@ def run_forward(
         _user_code(request, context, own),
         # Only here, because casts are recorded and later changes of the graph must not cast again.
         # Checkpoints store the autocast that is active when they are called.
-        torch.autocast("cpu", request.casts, request.casts is not None),
+        around_user_code(request.casts),
         listening(context),
         explained(request.module, request.inputs_text),
         OverwriteContextManager.active(),
@@ -216,7 +217,7 @@ def run_forward(
 
     @contextlib.contextmanager
     def in_backward() -> Iterator[None]:
-        with _user_code(request, context, own), listening(context):
+        with _user_code(request, context, own), listening(context), around_user_code(None):
             yield
 
     _check_kinds(context, leaves, kinds)

@@ -24,6 +24,7 @@ from .._base.threads import by_thread, only_here
 from .._capture import LOSS_FUNCTIONS, OverwriteContextManager, PythonState, Request
 from .._capture.replaced import changed
 from .._ir.operators import call_draws, generator_of
+from .._ops.autocast import around_user_code
 from .._ops.context import PlainRun, running_plainly
 from .draws import EagerDraws
 from .undoing import NoticedWrites, arguments_written, gradients_of, random_states
@@ -82,7 +83,7 @@ def run(
             warnings.catch_warnings(),
             torch.inference_mode(False),
             torch.set_grad_enabled(request.training),
-            torch.autocast("cpu", request.casts, request.casts is not None),
+            around_user_code(request.casts),
             _told(request.module, listener),
             _marking(marked) if loss is not None and loss.marked is not None else _nothing(),
             _watching()(writes, drawn),

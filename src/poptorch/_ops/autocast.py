@@ -53,6 +53,44 @@ class autocast(contextlib.ContextDecorator):  # noqa: N801 (PopTorch's name)
         self._blocks.pop().__exit__(*failure)
 
 
+@contextlib.contextmanager
+def around_user_code(dtype: torch.dtype | None) -> Iterator[None]:
+    """Run user code within the block as if it were called under this autocast, or under none.
+
+    Autocast converts a weight once for several layers, and its gradients are added in the half
+    type. The converted weight is forgotten where the outermost block ends. The tracer disables
+    this, and blocks of our own would be the outermost ones.
+    """
+    nesting = torch.autocast_increment_nesting()
+    caches = torch.is_autocast_cache_enabled()
+    for _ in range(nesting):
+        torch.autocast_decrement_nesting()
+    torch.clear_autocast_cache()
+    torch.set_autocast_cache_enabled(True)
+    try:
+        if dtype is None:
+            with _without_autocast():
+                yield
+        else:
+            with torch.autocast("cpu", dtype):
+                yield
+    finally:
+        torch.clear_autocast_cache()
+        torch.set_autocast_cache_enabled(caches)
+        for _ in range(nesting - 1):
+            torch.autocast_increment_nesting()
+
+
+@contextlib.contextmanager
+def _without_autocast() -> Iterator[None]:
+    enabled = torch.is_autocast_enabled("cpu")
+    torch.set_autocast_enabled("cpu", False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_enabled("cpu", enabled)
+
+
 @functools.cache
 def _warn() -> None:
     log.warning("poptorch.autocast is deprecated: use torch.autocast('cpu', torch.float16)")

@@ -11,14 +11,14 @@ import torch
 from .. import _compile
 from .._base import log
 from .._base.errors import Error
-from .._ir.plan import Plan
+from .._ir.plan import RESULTS, Plan
 from .._ir.slots import ACCUMULATED, NORM, Kind
 from ..enums import OutputMode
 from .guards import Guard
 from .inputs import Indices
 from .model import CallMode, Task
 from .outputs import Outputs
-from .shorter import Share
+from .shorter import Emitted, Share
 from .signature import Arguments
 from .sizes import why_fixed
 from .store import StateStore
@@ -62,10 +62,24 @@ class Specialization:
             names += [NORM]
         return names
 
-    def emitted(self) -> list[tuple[OutputMode, tuple[int, ...]]]:
-        """Return the mode of each result, and its shape for a micro-batch."""
-        emit = self.compiled.plan.program.emit
-        return [(emit.mode_of(slot.key)[0], slot.replica_shape) for slot in emit.slots]
+    def emitted(self) -> list[Emitted]:
+        """Return what is known about each result of a call."""
+        emit, loops = self.compiled.plan.program.emit, self.spec.loops
+        found = []
+        for slot in emit.slots:
+            mode, period = emit.mode_of(slot.key)
+            of_forward = slot.kind in RESULTS
+            steps = {
+                OutputMode.Final: 1,
+                OutputMode.Sum: 1,
+                OutputMode.EveryN: loops.iterations // max(1, period),
+                OutputMode.All: loops.iterations,
+            }[mode]
+            if of_forward and mode in (OutputMode.All, OutputMode.EveryN):
+                steps *= loops.accumulation
+            values = steps * loops.replicas if of_forward else steps
+            found.append(Emitted(mode, slot.replica_shape, values > 1))
+        return found
 
     def anchors(self, results: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
         """Return the anchored results of a call, by short name."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 
@@ -144,10 +145,15 @@ def _check(spec: Spec, updates: int, remains: bool) -> None:
         )
 
 
-Emitted = Sequence[tuple[OutputMode, tuple[int, ...]]]  # mode and shape of each result
+class Emitted(NamedTuple):
+    """A result of a program."""
+
+    mode: OutputMode
+    shape: tuple[int, ...]  # for a micro-batch
+    are_several: bool  # whether a call returns several of them, which are joined
 
 
-def check_results(usual: Emitted, share: Emitted) -> None:
+def check_results(usual: Sequence[Emitted], share: Sequence[Emitted]) -> None:
     """Check that the results of a share can be joined with those of whole batches."""
     if len(usual) != len(share):
         raise Error(
@@ -155,7 +161,7 @@ def check_results(usual: Emitted, share: Emitted) -> None:
             got=f"{len(share)} tensors; {len(usual)} for a whole batch",
             fix=("let forward return the same results for any number of rows", _WHOLE),
         )
-    for (mode, shape), (_, own) in zip(usual, share, strict=True):
+    for (mode, shape, _), (_, own, _) in zip(usual, share, strict=True):
         if mode is OutputMode.Sum and shape and (own[0] % shape[0] or own[1:] != shape[1:]):
             raise Error(
                 "OutputMode.Sum cannot add results of micro-batches of different sizes",
@@ -164,12 +170,16 @@ def check_results(usual: Emitted, share: Emitted) -> None:
             )
 
 
-def joined(results: Sequence[Sequence[torch.Tensor]], usual: Emitted) -> list[torch.Tensor]:
+def joined(
+    results: Sequence[Sequence[torch.Tensor]], usual: Sequence[Emitted]
+) -> list[torch.Tensor]:
     """Join the results of all shares of a batch."""
-    return [
-        _joined(each, mode, not shape)
-        for each, (mode, shape) in zip(zip(*results, strict=True), usual, strict=True)
-    ]
+    made = []
+    for each, (mode, shape, are_several) in zip(zip(*results, strict=True), usual, strict=True):
+        value = _joined(each, mode, not shape)
+        # One value of several has the dimension in which they are joined, as a list of one has.
+        made.append(value.reshape(1) if are_several and value.dim() == 0 else value)
+    return made
 
 
 def _joined(each: Sequence[torch.Tensor], mode: OutputMode, scalar: bool) -> torch.Tensor:
