@@ -2,13 +2,14 @@
 
 import copy
 import pickle
+import time
 
 import pytest
 import torch
 from torch import nn
 
 import poptorch
-from helpers.wrapping import Having, Scaled, inference, options
+from helpers.wrapping import PAUSE, Graded, Having, Scaled, inference, options
 from poptorch import CommGroupType, OutputMode, VariableRetrievalMode
 
 ONE, EVERY = VariableRetrievalMode.OnePerGroup, VariableRetrievalMode.AllReplicas
@@ -197,3 +198,40 @@ def test_updating_named_buffers_only() -> None:
         plain.copyNamedBuffersToDevice()
     with pytest.raises(poptorch.Error, match="does not exist"):
         poptorch.inferenceModel(module, options().updatableNamedBuffers(["other"]))(x)
+
+
+def _normalising() -> tuple[poptorch.PoplarExecutor, nn.BatchNorm1d]:
+    """A training model with a batch norm whose statistics belong to each of two replicas."""
+    norm = nn.BatchNorm1d(4)
+    model = Graded(norm=norm)
+    opts = options(replicas=2).broadcastBuffers(False)
+    wrapped = poptorch.trainingModel(model, opts, torch.optim.SGD(model.parameters(), lr=0.1))
+    wrapped(torch.randn(8, 4), torch.randn(8, 4))
+    return wrapped, norm
+
+
+def test_buffers_of_replicas_that_keep_their_values_cause_no_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    wrapped, norm = _normalising()
+
+    for rows in (8, 4, 8, 4):
+        norm.num_batches_tracked.add_(0)
+        norm.running_mean.mul_(1)
+        time.sleep(PAUSE)
+        wrapped(torch.randn(rows, 4), torch.randn(rows, 4))
+
+    assert not [text for text in caplog.messages if "changed on the host" in text]
+
+
+def test_a_buffer_of_replicas_that_changes_causes_a_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    wrapped, norm = _normalising()
+
+    norm.num_batches_tracked.add_(5)
+    time.sleep(PAUSE)
+    wrapped(torch.randn(8, 4), torch.randn(8, 4))
+
+    (message,) = (text for text in caplog.messages if "changed on the host" in text)
+    assert "'norm.num_batches_tracked'" in message

@@ -11,7 +11,7 @@ from torch.utils.data import TensorDataset
 
 import poptorch
 from helpers.closeness import relative
-from helpers.wrapping import Having, normal, options, unchecked
+from helpers.wrapping import Having, Regression, normal, options, unchecked
 from poptorch.enums import OutputMode
 
 ROWS = 8  # of a usual micro-batch
@@ -363,3 +363,19 @@ def test_a_model_is_saved_for_whole_batches_after_a_shorter_one(tmp_path: Any) -
     again = poptorch.load(tmp_path / "model.poptorch")
 
     assert torch.equal(again(*batch(16))[1], expected)
+
+
+@pytest.mark.parametrize("counts", [{"accumulation": 2}, {"iterations": 2}, {"replicas": 2}])
+@pytest.mark.parametrize("rows", [4, 3])
+def test_one_loss_of_several_has_the_dimension_of_a_whole_batch(
+    counts: dict[str, int], rows: int
+) -> None:
+    model = Regression()
+    opts = options(**counts).outputMode(poptorch.OutputMode.All)
+    wrapped = poptorch.trainingModel(model, opts, torch.optim.SGD(model.parameters(), lr=0.1))
+
+    whole = wrapped(torch.randn(8, 4), torch.randn(8, 2))
+    short = wrapped(torch.randn(rows, 4), torch.randn(rows, 2))
+
+    assert whole.shape == (2,)
+    assert short.shape == (1,)

@@ -134,6 +134,8 @@ class Copy:
         value = self.value
         if value.is_meta or host.is_meta or not host.data_ptr():
             return False
+        if value.dim() == host.dim() + 1:  # replicas have their own values; the host has the first
+            value = value[0]
         return value.shape != host.shape or not torch.equal(host.detach().to(value), value)
 
 
