@@ -69,7 +69,8 @@ def _view(place: Place, root: Tensor, part: Tensor) -> View | None:
     if kinds[0] == kinds[1]:
         between = 0 < abs(first) < min(part.stride(), default=0)  # columns next to each other
         return None if between else View(place, is_scattered=first != 0)
-    order = tuple(sorted(range(part.dim()), key=lambda dim: (-part.stride(dim), dim)))
+    strides = part.stride()
+    order = tuple(sorted(range(part.dim()), key=lambda dim: (-strides[dim], dim)))
     dense = root.is_contiguous() and part.permute(order).is_contiguous()
     inside = root.dtype == part.dtype and first >= 0 and first + _reach(part) <= root.numel()
     if not dense or not inside:

@@ -23,7 +23,6 @@ from .._ir.own_step import (
     Leaf,
     OwnParam,
     OwnStep,
-    Place,
     flat,
     leaves_of,
     of_group,
@@ -32,7 +31,7 @@ from .._ir.own_step import (
 )
 from .._ir.slots import Kind, Slot
 from .._ir.spec import OptimGroup, OptimSpec, Setting
-from .._ir.state_views import Views
+from .._ir.state_views import Place, Views
 from .._ops.dispatch import answering
 from .absent import check_unchanged, check_unread
 from .choices import COMMON, Choices, Results

@@ -27,13 +27,12 @@ from .._ir.own_step import (
     OwnOptimizer,
     OwnParam,
     OwnStep,
-    Place,
     flat,
     of_group,
     of_optimizer,
     substituted,
 )
-from .._ir.state_views import WEIGHT, Views, views_among
+from .._ir.state_views import WEIGHT, Place, Views, views_among
 from .absent import Absent
 from .absent import enter as enter_absent
 from .hook_calls import call_step, unhooked_step

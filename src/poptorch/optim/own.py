@@ -21,7 +21,6 @@ from .._ir.own_step import (
     OwnOptimizer,
     OwnParam,
     OwnStep,
-    Place,
     StepHooks,
     flat,
     of_group,
@@ -29,7 +28,7 @@ from .._ir.own_step import (
     substituted,
 )
 from .._ir.spec import OptimGroup, OptimSpec, Setting
-from .._ir.state_views import WEIGHT, views_among
+from .._ir.state_views import WEIGHT, Place, views_among
 from .._residency import unwatched
 from .joint import class_of, members_of
 from .step_hooks import digest_of, hooks_of
