@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from helpers.closeness import FUNCTION, near
 from helpers.wrapping import Regression, Twins, options
 
 Group = dict[str, Any]
@@ -63,7 +64,7 @@ def test_numbers_that_a_step_changes_keep_their_type(change: Change, values: Gro
     def make(parameters: Any) -> Changing:
         return Changing(parameters, change, **values)
 
-    both = Twins(Regression(), make, options(), rtol=1e-5, atol=1e-6)
+    both = Twins(Regression(), make, options(), **near(FUNCTION + 6, 4))
     both.step(torch.randn(3, 4), torch.randn(3, 2), count=3)
 
     theirs, ours = (repr(optimizer.state_dict()) for optimizer in both.both)

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from helpers.closeness import FUNCTION, near
 from helpers.wrapping import Regression, Twins, options
 
 Check = Callable[[torch.Tensor], None]
@@ -58,7 +59,7 @@ CHECKS: dict[str, Check] = {
 
 def twins(check: Check) -> Twins:
     opts = options().checkAgainstEager("error")
-    return Twins(Regression(), lambda ps: Checking(ps, check), opts, rtol=1e-5, atol=1e-6)
+    return Twins(Regression(), lambda ps: Checking(ps, check), opts, **near(FUNCTION + 6, 4))
 
 
 def batch() -> tuple[torch.Tensor, torch.Tensor]:
@@ -85,7 +86,7 @@ def test_a_condition_on_all_gradients_that_raises_is_not_taken() -> None:
                 parameter.sub_(parameter.grad, alpha=group["lr"])
 
     opts = options().checkAgainstEager("error")
-    both = Twins(Regression(), lambda ps: Whole(ps, {"lr": 0.1}), opts, rtol=1e-5, atol=1e-6)
+    both = Twins(Regression(), lambda ps: Whole(ps, {"lr": 0.1}), opts, **near(FUNCTION + 6, 4))
     for _ in range(3):
         both.step(*batch())
 

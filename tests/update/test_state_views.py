@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import poptorch
+from helpers.closeness import FUNCTION, near
 from helpers.wrapping import Regression, Twins, options
 
 State = dict[str, Any]
@@ -113,7 +114,7 @@ STEPS = [
 
 def twins(function: Step) -> Twins:
     opts = options().checkAgainstEager("error")
-    return Twins(Regression(), lambda ps: Stepping(ps, function), opts, rtol=1e-5, atol=1e-6)
+    return Twins(Regression(), lambda ps: Stepping(ps, function), opts, **near(FUNCTION + 6, 4))
 
 
 def batch() -> tuple[torch.Tensor, torch.Tensor]:
@@ -182,7 +183,7 @@ def test_one_tensor_in_the_state_of_all_weights_counts_for_all() -> None:
                 parameter.sub_(parameter.grad * state["total"], alpha=group["lr"])
 
     opts = options().checkAgainstEager("error")
-    both = Twins(Regression(), lambda ps: Shared(ps, {"lr": 0.1}), opts, rtol=1e-5, atol=1e-6)
+    both = Twins(Regression(), lambda ps: Shared(ps, {"lr": 0.1}), opts, **near(FUNCTION + 6, 4))
     for _ in range(4):
         both.step(*batch())
 
