@@ -6,7 +6,7 @@
 #   make test-capabilities     the tests of numbers, with each set of instructions of this processor
 #   make test-long             what takes long: sweeps, hard use, kills, jobs, sites; before a release
 #   make test-torch VERSION=2.14.1   all tests on another release of torch, or on its nightly build
-#   make examples              nine programs, eight on real data, beside eager PyTorch, a few steps each
+#   make examples              eleven programs, most of them on real data, compared with eager PyTorch, a few steps each
 #   make docs                  the site in build/site, and the tests of its pages
 #   make check                 lint, types and a quick part of the tests, in half a minute
 #   make PYTHON=python3.12 ... choose the interpreter (3.11 or newer)
@@ -47,7 +47,7 @@ demo: $(STAMP) dataset
 
 # Real data, beside eager PyTorch. Without --small they train longer, with --plot FILE they draw.
 EXAMPLES := series/train single_cell/train text/train images/train pipeline/train bert/train \
-	reinforcement/train graphs/nodes graphs/molecules graphs/temporal
+	sentences/train reinforcement/train graphs/nodes graphs/molecules graphs/temporal
 examples: $(STAMP)
 	for name in $(EXAMPLES); do $(BIN)/python examples/$$name.py --small || exit 1; done
 

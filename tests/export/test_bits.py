@@ -243,3 +243,27 @@ def test_equal_layers_are_one_function_that_is_called_for_each(tmp_path: Path) -
     text = file.read_text()
     assert text.count("layer_forward(") == 1 + 12
     assert text.count("layer_backward(") == 1 + 12
+
+
+class Gathered(nn.Module):
+    """Reads elements at positions in two tensors."""
+
+    def forward(self, x: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+        return x[rows, columns]
+
+
+def test_names_that_a_library_adds_to_tensors_are_not_operators(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``functorch.dim`` adds ``Tensor.index``, whose arguments are not those of the operator."""
+    monkeypatch.setattr(torch.Tensor, "index", lambda *args: None, raising=False)
+    batch = torch.randn(3, 4), torch.tensor([0, 2]), torch.tensor([3, 1])
+    model = poptorch.inferenceModel(Gathered(), options("reference"))
+    expected = model(*batch)
+    file = tmp_path / "gathered.py"
+
+    model.export(file)
+
+    step = exported.loaded(file)
+    state, _ = step.load(file.with_suffix(".safetensors"))
+    torch.testing.assert_close(step.step(*state, *batch), expected, rtol=0, atol=0)

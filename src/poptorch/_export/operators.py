@@ -43,6 +43,9 @@ _FILLS: Mapping[Any, tuple[str, int, type]] = {
     "uniform": ("uniform_", 2, float), "normal": ("normal_", 2, float),
     "integers": ("random_", 2, int), "exponential": ("exponential_", 1, float),
 }  # fmt: skip
+# Methods that torch defines itself. functorch.dim, which parts of torch import, adds others to
+# torch.Tensor: its "index" takes other arguments than the operator of this name.
+_METHODS = frozenset(dir(torch.Tensor.__base__))
 
 
 def tidy(text: str) -> str:
@@ -108,7 +111,7 @@ def _general(node: fx.Node, packet: Any, text: Text) -> str:
     public = None if some else getattr(torch, name, None)
     schema: Any = node.target._schema  # type: ignore[union-attr]
     is_view = bool(schema.returns) and schema.returns[0].alias_info is not None
-    if not some and hasattr(torch.Tensor, name) and (is_view or public is None) and name[0] != "_":
+    if not some and name in _METHODS and (is_view or public is None) and name[0] != "_":
         return f"({arguments[0]}).{name}({', '.join(arguments[1:])})"
     of_torch = isinstance(public, types.BuiltinFunctionType) and not name.startswith("_")
     if packet in _FUNCTIONAL:
