@@ -25,9 +25,9 @@ def _nothing_was_checked_before(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 
 
 class Model(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, outputs: int = 3) -> None:
         super().__init__()
-        self.layer = nn.Linear(3, 3)
+        self.layer = nn.Linear(3, outputs)
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         out = self.layer(x)
@@ -85,6 +85,29 @@ def test_updates_that_agree_train_without_a_word(
     kind: type[torch.optim.Optimizer], settings: dict[str, Any]
 ) -> None:
     assert train_once(kind, **settings).isfinite()
+
+
+def train_in_half() -> torch.Tensor:
+    """Train float16 weights with Adam, which divides by the square roots of small squares."""
+    torch.manual_seed(0)
+    model = Model(outputs=512).half()
+    nn.init.zeros_(model.layer.bias)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, eps=1e-4)
+    wrapped = poptorch.trainingModel(model, options().checkAgainstEager("error"), optimizer)
+    _, loss = wrapped(torch.randn(4, 3, dtype=torch.float16))
+    return loss
+
+
+def test_an_update_that_is_more_exact_than_eagers_is_not_a_difference() -> None:
+    """Eager's squares of small gradients are zero in float16; the program divides before."""
+    assert train_in_half().isfinite()
+
+
+def test_another_weight_in_half_precision_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch, lambda key, value: value * 1.1 if key.startswith("param") else value)
+
+    with pytest.raises(poptorch.Error, match="does not agree with the optimizer"):
+        train_in_half()
 
 
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])
