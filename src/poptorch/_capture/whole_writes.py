@@ -82,11 +82,14 @@ def make_whole_writes_pure(graph: fx.Graph, mode: Any) -> None:
     _Rewriting(graph, places, results).run()
 
 
-@functools.cache
 def _pure_form(target: Any) -> Any:
     """Return the operator that returns what another one writes, or None."""
-    if target in _PURE:
-        return _PURE[target]
+    return _PURE[target] if target in _PURE else _pure_by_name(target)
+
+
+@functools.cache
+def _pure_by_name(target: Any) -> Any:
+    """Return the element-wise operator with the name of one that writes, without ``_``, or None."""
     if torch.Tag.pointwise not in target.tags or torch.Tag.nondeterministic_seeded in target.tags:
         return None
     name, _, overload = str(target).removeprefix("aten.").partition(".")
