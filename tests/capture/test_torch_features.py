@@ -209,7 +209,7 @@ def test_inputs_have_a_position_or_a_name_and_unused_ones_are_still_checked() ->
     model = poptorch.inferenceModel(layer, options())
     for got in (model(x), model(input=x)):
         torch.testing.assert_close(got, layer(x).detach())
-    model = poptorch.inferenceModel(Calling(lambda x, unused: x * 2), options())
+    model = poptorch.inferenceModel(Calling(lambda x, unused: x * 2), options().programs(1))
     assert model(torch.ones(2), torch.ones(2, 3)).tolist() == [2, 2]
     for unused, what in ((torch.ones(2, 4), "Shape"), (torch.ones(2, 3, dtype=torch.int), "type")):
         with pytest.raises(poptorch.Error, match=f"{what} mismatch"):

@@ -372,6 +372,14 @@ def test_the_search_for_a_wrong_pass_leaves_attributes_as_forward_left_them(
     assert executor.calls == 1
 
 
+def test_a_difference_is_reported_if_forward_cannot_run_once_more() -> None:
+    factors = iter([1.0, 2.0])
+
+    message = error_of(Two(lambda self, x: x * next(factors)))
+
+    assert "does not agree with eager PyTorch" in message
+
+
 @pytest.mark.parametrize("name", _capture.SHORTCUTS)
 def test_a_capture_without_one_of_its_steps_agrees(name: str) -> None:
     def change(self: Any, x: torch.Tensor) -> torch.Tensor:

@@ -21,7 +21,6 @@ from .._ir.loops import Lanes
 from .._ir.passes import leaving_out
 from .._ir.slots import Kind
 from .._ir.spec import OptimSpec
-from .._ir.symbolic import NotSymbolic
 from .cache import Store
 
 OFF, WARN, ERROR = "off", "warn", "error"
@@ -117,7 +116,7 @@ class EagerCheck:
             try:
                 with leaving_out([name]), before.once_more():
                     micro = again()
-            except (Error, NotSymbolic) as error:
+            except Exception as error:  # forward may raise anything when it runs once more
                 log.engine.debug("The model cannot be captured without '%s': %s", name, error)
             else:
                 yield name, micro

@@ -170,9 +170,16 @@ def _check_types(one: Any, several: Any) -> None:
 
 def vectorised(call: BatchedCall) -> Any:
     several: list[Any] = []
+    shared = [
+        node
+        for node in call.node.all_input_nodes
+        if node not in call.inputs and isinstance(call.values.get(node), torch.Tensor)
+    ]
+    nodes = [*call.inputs, *shared]
+    dims = (0,) * len(call.inputs) + (None,) * len(shared)
 
-    def one(*own: torch.Tensor) -> Any:
-        given = {**call.values, **dict(zip(call.inputs, own, strict=True))}
+    def one(*tensors: torch.Tensor) -> Any:
+        given = {**call.values, **dict(zip(nodes, tensors, strict=True))}
         both = call.node.args, call.node.kwargs
         args, kwargs = (fx.map_arg(each, given.get) for each in both)
         result = call.node.target(*args, **kwargs)  # type: ignore[operator, arg-type]
@@ -180,7 +187,9 @@ def vectorised(call: BatchedCall) -> Any:
         return [part for part in several if part is not None]
 
     try:
-        results = iter(_over_lanes(one, [call.values[node] for node in call.inputs]))
+        results = iter(_over_lanes(one, dims, [call.values[node] for node in nodes]))
+    except Writes as error:
+        raise NotVectorisable(f"side by side, it would write to a tensor: {error}") from error
     except RuntimeError as error:  # torch's error for an operator that it cannot vectorise
         text = next(iter(str(error).splitlines()), type(error).__name__)
         raise NotVectorisable(text) from error
@@ -188,8 +197,18 @@ def vectorised(call: BatchedCall) -> Any:
     return found if isinstance(call.node.meta["val"], list | tuple) else found[0]
 
 
-def _over_lanes(function: Callable[..., Any], values: list[torch.Tensor]) -> Any:
-    vectorising: Any = torch.func.vmap(function)
+def _over_lanes(
+    function: Callable[..., Any], dims: tuple[int | None, ...], values: list[torch.Tensor]
+) -> Any:
+    """Call a function for all lanes at once.
+
+    Args:
+        function: computes one lane.
+        dims: the dimension of the lanes in each value; None for values that all lanes share.
+        values: all tensors that the function reads. Those that it finds by itself would not be
+            known to ``functionalize``, and writes to results of them would remain.
+    """
+    vectorising: Any = torch.func.vmap(function, in_dims=dims)
     enabled = private.optional("is_vmap_fallback_enabled")
     enable = private.optional("set_vmap_fallback_enabled")
     with contextlib.ExitStack() as stack:
