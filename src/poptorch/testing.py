@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from ._base.errors import InvalidValue
-from ._session.faults import PLACES, injected
+from ._session.injected_faults import PLACES, injected
 from .enums import OutputMode
 from .options import Options
 from .wrappers import inferenceModel, trainingModel

@@ -285,7 +285,7 @@ def test_models_that_eager_pytorch_refuses_are_not_compared() -> None:
 
 
 def test_where_memory_is_short_nothing_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("poptorch._compile.eager.available_memory", lambda: 1)
+    monkeypatch.setattr("poptorch._compile.eager_check.available_memory", lambda: 1)
     model = Two(lambda self, x: 2 * x if captured(x) else x)
 
     _, loss = train_once(model)

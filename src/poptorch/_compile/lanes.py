@@ -21,7 +21,7 @@ from .._ir.operators import may_view, storage_root
 from .._ir.slots import Kind
 from .._ir.spec import Spec
 from .._ir.symbolic import Conditions, sizes_of
-from .eager import EagerCheck
+from .eager_check import EagerCheck
 
 # Measured per micro-batch on two cores. Many rows at once do not fit the caches: the tutorial's CNN
 # with 64 micro-batches of 16 takes 0.50 ms with 4 lanes, 0.81 with 32 and 1.24 with all; a

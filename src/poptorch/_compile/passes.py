@@ -24,7 +24,7 @@ from .._ir.spec import OptimSpec, Spec, Strategy
 from ..enums import OutputMode
 from . import build, lanes, sizes, staged, weights
 from .compilation import Compilation
-from .eager import EagerCheck
+from .eager_check import EagerCheck
 from .lanes import Batched
 from .remainder import CheckOf, Remainder
 from .remainder import capture as capture_remainder

@@ -23,7 +23,7 @@ from .._ir.spec import OptimSpec, Spec
 from .._ir.symbolic import Conditions
 from . import agreement, cache, passes, registry, sizes
 from .compilation import Compilation
-from .eager import EagerCheck
+from .eager_check import EagerCheck
 from .remainder import Remainder
 from .sizes import Earlier
 from .tiers import compile_plan, prepare

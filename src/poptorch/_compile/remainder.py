@@ -25,7 +25,7 @@ from .._ir.slots import Kind, Slot
 from .._ir.spec import Spec
 from ..enums import OutputMode, ReductionType
 from . import lanes
-from .eager import EagerCheck
+from .eager_check import EagerCheck
 from .lower import lower
 
 _T = TypeVar("_T")

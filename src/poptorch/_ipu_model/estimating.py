@@ -11,7 +11,7 @@ from .. import _capture, _lanes, _place
 from .._base.threads import one_at_a_time
 from .._compile import build, passes, registry, staged
 from .._compile.compilation import Compilation
-from .._compile.eager import EagerCheck
+from .._compile.eager_check import EagerCheck
 from .._cost.links import Exchanged, Link
 from .._cost.operations import flops_of
 from .._ir.blocks import StagePass

@@ -11,7 +11,7 @@ from .._base import interrupts
 from .._ir.program import State
 from .._residency import Event
 from ..backends.protocol import unsuitable
-from . import faults
+from . import injected_faults
 from .inputs import return_inputs
 from .model import Model
 from .optimizer import SessionOptimizer
@@ -80,7 +80,7 @@ class BoundCall:
         program.indices.check(batch, state)
         if weights.written is not None:
             weights.check_processes()
-        faults.check("run")
+        injected_faults.check("run")
         run = self._updating if self._changes else self._run
         try:
             if self._is_timed:

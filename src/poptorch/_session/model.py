@@ -22,7 +22,7 @@ from .._ir.slots import Slot, narrowed
 from .._ir.spec import OptimSpec, Spec
 from .guards import Attributes
 from .inputs import Inputs
-from .shorter import Share
+from .short_batches import Share
 from .signature import Bound, Signature
 from .weights import Grouping, GroupingRequest, ModelTensors
 

@@ -18,7 +18,7 @@ from .guards import Guard
 from .inputs import Indices
 from .model import CallMode, Task
 from .outputs import Outputs
-from .shorter import Emitted, Share
+from .short_batches import Emitted, Share
 from .signature import Arguments
 from .sizes import why_fixed
 from .store import StateStore

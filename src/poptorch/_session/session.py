@@ -21,7 +21,7 @@ from ..backends import release_freed_memory
 from ..backends.protocol import unsuitable
 from ..enums import ConnectionType
 from ..ops.blocks import remember_compiled
-from . import faults, forks, guards, hooks, reporting, shorter, wrapping
+from . import forks, guards, hooks, injected_faults, reporting, short_batches, wrapping
 from .bound_call import BoundCall, Done, Tensors
 from .chips import Chips
 from .inputs import Inputs
@@ -30,7 +30,7 @@ from .optimizer import SessionOptimizer
 from .outputs import LastCall
 from .programs import Programs, Specialization
 from .random import Randomness
-from .shorter import Share
+from .short_batches import Share
 from .signature import Arguments, Bound
 from .sizes import Sizes, shapes_of, why_fixed
 from .store import DEVICE_ONLY, StateLayout, StateStore
@@ -139,7 +139,7 @@ class Session:
         spec = task.spec
 
         def placed(count: int) -> None:
-            faults.check("compile")
+            injected_faults.check("compile")
             if spec.runtime.connection == ConnectionType.Always:
                 self._chips.acquire(spec, count)
 
@@ -306,12 +306,16 @@ class Session:
             return arguments
         bind = self.model.signature.bind
         whole = bind(self.whole)
-        return self.whole if shorter.is_shorter(bind(arguments, like=whole), whole) else arguments
+        return (
+            self.whole
+            if short_batches.is_shorter(bind(arguments, like=whole), whole)
+            else arguments
+        )
 
     def run_micro_batches(self, arguments: Arguments, each: Sequence[Arguments]) -> Any:
         """Run one update of a batch whose micro-batches, given by themselves, differ in size."""
         bound = [self.model.signature.bind(own) for own in each]
-        parts = [(shorter.unequal(bound), arguments)]
+        parts = [(short_batches.unequal(bound), arguments)]
         return self._returned(*self._run_shares(parts))
 
     def _shares(self, arguments: Arguments) -> list[tuple[Share, Arguments]]:
@@ -321,11 +325,11 @@ class Session:
         if usual is None or programs == 1:
             return []
         bound = signature.bind(arguments, like=usual.bound)
-        if not programs and not shorter.is_shorter(bound, usual.bound):
+        if not programs and not short_batches.is_shorter(bound, usual.bound):
             return []
         return [
             (share, signature.assemble(signature.given(part)))
-            for share, part in shorter.shares(bound, usual, self._spec)
+            for share, part in short_batches.shares(bound, usual, self._spec)
         ]
 
     def _run_shares(self, parts: Sequence[tuple[Share, Arguments]]) -> Done:
@@ -336,14 +340,14 @@ class Session:
             for share, arguments in parts:  # all are there before the first one runs
                 found = self.programs.find(mode, arguments, share)
                 now = found or self._program_for(arguments, share)
-                shorter.check_results(usual.emitted(), now.emitted())
+                short_batches.check_results(usual.emitted(), now.emitted())
             for share, arguments in parts:
                 call, prepared = self._bind(arguments, share)
                 done.append(call.run(*prepared))
         finally:
             if self.programs.all and self.programs.all[-1] is not usual:
                 self._go_on_with(usual)
-        results = shorter.joined([results for _, results, _ in done], usual.emitted())
+        results = short_batches.joined([results for _, results, _ in done], usual.emitted())
         return done[-1][0], results, (*done[0][2][:2], done[-1][2][2])
 
     def _returned(
@@ -506,7 +510,7 @@ class Session:
         """
         usual, inputs = self._usual, self.now.inputs
         assert usual is not None
-        is_cut = self._spec.loops.micro_batches > 1 and shorter.is_shorter(bound, usual.bound)
+        is_cut = self._spec.loops.micro_batches > 1 and short_batches.is_shorter(bound, usual.bound)
         if is_cut or not inputs.differs_in_sizes(arguments):
             inputs.convert(arguments)
 
@@ -527,7 +531,7 @@ class Session:
         self._attach()
 
     def _attach(self) -> None:
-        faults.check("attach")
+        injected_faults.check("attach")
         now, restored = self.now, self.kept is not None
         self._chips.acquire(now.spec, now.compiled.plan.layout.reserved)
         weights = self.weights

@@ -1,4 +1,7 @@
-"""Define Adam with L2 decay and AdamW with decoupled decay (PopTorch user guide, "Optimizers")."""
+"""Define Adam with L2 decay and AdamW with decoupled decay (PopTorch user guide, "Optimizers").
+
+The formula is in ``_ops/optimizer_steps.py``.
+"""
 
 from __future__ import annotations
 
