@@ -175,7 +175,7 @@ class Runtime:
     report: str | None = None  # directory of profile reports
     cache_dir: str | None = None  # directory of cached executables
     source_excludes: tuple[str, ...] = ()  # parts of paths that are not the user's code
-    programs: int = 1  # number of combinations of input shapes and types whose programs are kept
+    programs: int = 0  # most programs that are kept; 0: see options.programs
     check: str = "warn"  # what happens if eager PyTorch disagrees: "warn", "error"; "off"
     process_timeout: int = 15  # seconds without a heartbeat until a process counts as lost
     # start with the weights of the first process; otherwise all must have the same

@@ -599,7 +599,7 @@ class Options(Container):
         0, the default, means 1 GiB, or less if the free memory is below 4 GiB.
         """
 
-    @option(RULES, "programs", 0, least=0, field="runtime.programs")
+    @option(RULES, "programs", OF_FIELD, least=0, field="runtime.programs")
     def programs(self, count: int) -> Self:
         """Keep up to ``count`` compiled programs, one for each combination of input shapes and
         types.
