@@ -184,7 +184,7 @@ def test_a_checkpoint_that_cannot_be_written_is_an_error_and_leaves_nothing(
 
 def test_state_that_cannot_be_stored_leaves_no_part_of_a_checkpoint(tmp_path: Path) -> None:
     checkpoints = make(tmp_path, 1, counter=Counter(object()))
-    with pytest.raises(poptorch.Error, match="state of counter cannot be kept"):
+    with pytest.raises(poptorch.Error, match="state of counter cannot be saved"):
         checkpoints.save()
     assert list(tmp_path.iterdir()) == []
 
@@ -324,7 +324,7 @@ class Counter:
 
 def test_objects_that_cannot_be_saved_or_resumed_are_refused(tmp_path: Path) -> None:
     for state in (object(), [{"average": torch.ones(2)}]):
-        with pytest.raises(poptorch.Error, match="state of counter cannot be kept"):
+        with pytest.raises(poptorch.Error, match="state of counter cannot be saved"):
             make(tmp_path, 1, counter=Counter(state)).save()
     first = make(tmp_path)
     assert not first.resume()
@@ -335,7 +335,7 @@ def test_objects_that_cannot_be_saved_or_resumed_are_refused(tmp_path: Path) -> 
     assert len(list(again.batches(1))) == 9
     made = make(tmp_path, 1, counter=Counter([1.5]))
     made.save()
-    with pytest.raises(poptorch.Error, match="before its first call"):
+    with pytest.raises(poptorch.Error, match="before the model is compiled"):
         made.resume()
     with pytest.raises(poptorch.Error, match="counter exists only in the checkpoint"):
         make(tmp_path).resume()
@@ -371,7 +371,7 @@ def test_an_order_that_is_drawn_in_another_process_is_refused(order: str, tmp_pa
     asynchronous = poptorch.DataLoaderMode.Async
     loader = poptorch.DataLoader(options(), resuming.Noisy(), mode=asynchronous, **given)
     try:
-        with pytest.raises(AssertionError, match="order of the data"):
+        with pytest.raises(AssertionError, match="shuffles in another process"):
             poptorch.Checkpoints(tmp_path, make(tmp_path)._executor, loader)
     finally:
         loader.terminate()

@@ -501,7 +501,7 @@ def test_a_program_for_each_size() -> None:
 
 
 def test_samples_that_do_not_fit_and_wrong_sizes_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"longer than all sizes(?s:.)*6; sizes \[4\]"):
+    with pytest.raises(ValueError, match=r"longer than all sizes(?s:.)*6; the sizes are \[4\]"):
         poptorch.PadToSizes([4], FILL)(PADDED)
     for sizes, fill in (([], FILL), ([0], FILL), ([4], {})):
         with pytest.raises(poptorch.Error, match="needs lengths and fill values"):

@@ -319,8 +319,8 @@ def test_errors_by_title_and_commands_are_whole() -> None:
     page = (REFERENCE / "errors.md").read_text()
     assert "| Shape mismatch for *...* | " in page  # by a function that makes the error
     assert (
-        "| A sequence is longer than all sizes | `ValueError` | shorten the sequence, or add"
-        in page
+        "| A sequence is longer than all sizes of PadToSizes | `ValueError` | shorten the "
+        "sequence, or add" in page
     )
     assert "| A tensor's value is needed while the model is being captured | " in page
     shown = site_pages.commands_page()

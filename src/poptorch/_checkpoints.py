@@ -91,7 +91,7 @@ class Checkpoints:
         if executor._optimizer is None:
             raise AssertionFailure(
                 "Checkpoints need a model that is wrapped for training",
-                fix="pass an executor that poptorch.trainingModel returned",
+                fix="pass the wrapped model that poptorch.trainingModel returned",
             )
         if keep < 1:
             raise AssertionFailure(
@@ -102,9 +102,13 @@ class Checkpoints:
         accessed = isinstance(loader, DataLoader) and loader._accessor is not None
         if accessed and (loader._permuted is not None or _draws(loader)):
             raise AssertionFailure(
-                "Checkpoints need to know the order of the data",
-                got="a loader that shuffles in another process",
-                fix=("use DataLoaderMode.Sync; to load while the model computes, set num_workers"),
+                "Checkpoints cannot record the position in a loader that shuffles in another "
+                "process",
+                got="a DataLoader that shuffles, with an asynchronous mode",
+                fix=(
+                    "pass mode=poptorch.DataLoaderMode.Sync to the DataLoader; to load batches "
+                    "while the model computes, also pass num_workers"
+                ),
             )
         self.step = self.epoch = 0
         self._folder = CheckpointFolder(Path(folder), keep)
@@ -141,10 +145,10 @@ class Checkpoints:
         executor = self._executor
         if executor.isCompiled():
             raise Error(
-                "A run must be resumed before its first call",
+                "resume() must be called before the model is compiled",
                 fix=(
-                    "call resume() before the first call of the model, or call destroy() on "
-                    "the executor before resume()"
+                    "call resume() before the first call of the wrapped model, or call destroy() "
+                    "on the wrapped model before resume()"
                 ),
             )
         newest = self._folder.newest()
@@ -477,9 +481,9 @@ def _encoded(name: str, stateful: Any) -> Any:
         return files.encode(state)
     except TypeError as error:
         raise Error(
-            f"The state of {name} cannot be kept in a checkpoint",
+            f"The state of {name} cannot be saved in a checkpoint",
             got=str(error),
-            fix="store the object in a separate file",
+            fix="do not pass the object to Checkpoints, and save its state in a separate file",
         ) from error
 
 

@@ -164,7 +164,7 @@ def _all_busy(count: int, ipu_id: int | None, busy: Iterable[Holder]) -> Error:
         f"Failed to acquire {what}",
         got="\n".join(map(str, busy)),
         fix=(
-            "call destroy() or detachFromDevice() on the executors that hold the devices",
+            "call destroy() or detachFromDevice() on the wrapped models that hold the devices",
             "or set POPTORCH_WAIT_FOR_IPU=1 to wait for them",
         ),
     )

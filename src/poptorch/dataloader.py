@@ -474,8 +474,8 @@ class PadToSizes:
         size = next((size for size in self._sizes if size >= longest), None)
         if size is None:
             raise InvalidValue(
-                "A sequence is longer than all sizes",
-                got=f"{longest}; sizes {self._sizes}",
+                "A sequence is longer than all sizes of PadToSizes",
+                got=f"a length of {longest}; the sizes are {self._sizes}",
                 fix=f"shorten the sequence, or add a size of at least {longest}",
             )
         padded = [{key: _pad(v, size, self._fill[key]) for key, v in p.items()} for p in parts]

@@ -542,7 +542,7 @@ class PoplarExecutor:
                     raise Error(
                         f"This machine has no device {device!r} that torch can use",
                         got=f"{method.__name__}(...) of a wrapped model; torch says: {error}",
-                        fix="remove the call: a wrapped model runs where it is, and its inputs too",
+                        fix="remove this call: a wrapped model and its inputs need not be moved",
                     ) from error
                 raise
             return self if result is self._user_model else result

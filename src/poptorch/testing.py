@@ -50,7 +50,9 @@ def injected_fault(place: str, error: BaseException) -> contextlib.AbstractConte
         ValueError: there is no such place.
     """
     if place not in PLACES:
-        raise InvalidValue(f"Unknown place {place!r}", fix=f"use one of {', '.join(PLACES)}")
+        raise InvalidValue(
+            f"Unknown step {place!r} for injected_fault", fix=f"use one of {', '.join(PLACES)}"
+        )
     return injected(place, error)
 
 

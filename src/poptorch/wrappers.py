@@ -149,7 +149,7 @@ def load(
         raise AssertionFailure(
             "The file contains an executable without its model",
             got=f"{os.fspath(filename)} was saved with export_model=False",
-            fix="wrap the model again and call executor.loadExecutable(path)",
+            fix="wrap the model, and call loadExecutable(path) on the wrapped model",
         )
     if model is None and not saved.trusted:
         raise Error(

@@ -44,9 +44,9 @@ def with_options(plain: Any, after: str, **defaults: Any) -> Callable[..., None]
         others = given.arguments["kwargs"]
         if others.get("mode") is DataLoaderMode.AsyncRebatched:
             raise Error(
-                "Batches of graphs cannot be assembled from smaller ones",
+                "DataLoaderMode.AsyncRebatched cannot be used with batches of graphs",
                 got=(
-                    "mode=DataLoaderMode.AsyncRebatched; graphs have different numbers of "
+                    "this mode divides and joins batches, and graphs have different numbers of "
                     "nodes and edges"
                 ),
                 fix="use mode=DataLoaderMode.Async",

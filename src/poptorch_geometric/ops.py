@@ -237,7 +237,7 @@ def _nearest(distances: torch.Tensor, k: int) -> torch.Tensor:
 def _edges(pairs: torch.Tensor, flow: str) -> torch.Tensor:
     if flow not in FLOWS:
         raise AssertionFailure(
-            "Unknown flow", got=repr(flow), fix=f"use {' or '.join(map(repr, FLOWS))}"
+            "Unknown value of flow", got=repr(flow), fix=f"use {' or '.join(map(repr, FLOWS))}"
         )
     return pairs.flip(0) if flow == "source_to_target" else pairs
 

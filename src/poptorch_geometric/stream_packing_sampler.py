@@ -105,8 +105,8 @@ class StreamPackingSampler(torch.utils.data.Sampler[list[int]]):
         return StateError(
             "The limits are too small to fit in the single sample",
             got=f"sample {index} has nodes {dict(nodes)} and edges {dict(edges)}; a micro-batch "
-            f"holds {self.max_num_nodes} and {self.max_num_edges}, of which "
-            f"{self.max_num_graphs - 1} must be left for other graphs",
+            f"has space for {self.max_num_nodes} and {self.max_num_edges}, and other graphs need "
+            f"{self.max_num_graphs - 1} of each",
             fix=(
                 "allow more nodes and edges, or fewer graphs",
                 "or leave such samples out: allow_skip_data=True, or OverSizeStrategy.Skip",
@@ -150,9 +150,9 @@ def _room(limit: Limit, taken: Mapping[Any, int]) -> int:
         for kind, count in taken.items():
             if kind not in limit:
                 raise Error(
-                    f"There is no limit for type {kind!r}",
-                    got=f"limits for {list(limit)}",
-                    fix=f"add an entry for {kind!r} to the limits, or pass one int for all types",
+                    f"max_num_nodes or max_num_edges has no entry for type {kind!r}",
+                    got=f"entries for {list(limit)}",
+                    fix=f"add an entry for {kind!r}, or pass one int for all types",
                 )
             if count > limit[kind]:
                 return -1

@@ -216,8 +216,8 @@ def test_replicas_are_cut_as_autoplace_cuts(training: bool) -> None:
         ({"ipus_per_replica": [16]}, "The model cannot be divided into 16 parts"),
         ({"weight_location": ["disk"]}, "weight_location has an invalid value"),
         ({"chip": ["mk9"]}, "There is no such system"),
-        ({"micro_batch": [3]}, "The samples of a call cannot be divided"),
-        ({"replicas": [3]}, "The samples of a call cannot be divided"),
+        ({"micro_batch": [3]}, "cannot divide the samples of a call"),
+        ({"replicas": [3]}, "cannot divide the samples of a call"),
         ({"replicas": [2], "micro_batch": [1], "chip": ["mk2"]}, "needs more IPUs than the system"),
         (None, "a dict of settings and their values"),
         ({"accumulation": [2]}, "Inference has no gradient accumulation"),
@@ -253,7 +253,7 @@ def test_a_warning_says_how_many_combinations_are_left_out_and_why(
 
     (warning,) = [record.message for record in logged if "leaves out" in record.message]
     assert "2 of 3 combinations" in warning
-    assert "The samples of a call cannot be divided" in warning
+    assert "cannot divide the samples of a call" in warning
 
 
 def test_a_page_has_a_row_for_each_line_and_fits_on_a_telephone(

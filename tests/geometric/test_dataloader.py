@@ -173,8 +173,8 @@ def test_an_unknown_strategy_is_refused() -> None:
         pg.FixedSizeDataLoader(GRAPHS, 4, fixed_size_strategy="all")
 
 
-def test_batches_of_graphs_cannot_be_assembled_from_smaller_ones() -> None:
-    with pytest.raises(poptorch.Error, match="cannot be assembled from smaller ones"):
+def test_batches_of_graphs_cannot_be_divided_and_joined() -> None:
+    with pytest.raises(poptorch.Error, match="cannot be used with batches of graphs"):
         pg.FixedSizeDataLoader(GRAPHS, 4, mode=poptorch.DataLoaderMode.AsyncRebatched)
 
 

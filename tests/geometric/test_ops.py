@@ -138,7 +138,7 @@ def test_a_graph_of_nearest_points_has_the_edges_that_a_search_finds(loop: bool,
 
 @pytest.mark.spec("geometric", 87)
 def test_an_unknown_flow_is_refused() -> None:
-    with pytest.raises(AssertionError, match="Unknown flow"):
+    with pytest.raises(AssertionError, match="Unknown value of flow"):
         ops.knn_graph(POINTS, 3, flow="up")
 
 

@@ -174,9 +174,9 @@ def in_a_block(a: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize(
     "function, backend, title, reason",
     [
-        (in_a_branch, "reference", "needs all replicas side by side", "branches"),
+        (in_a_branch, "reference", "replicas that do not run side by side", "branches"),
         (in_a_vmap, "reference", "only if they all run side by side", "torch.func"),
-        (in_a_block, "staged", "needs all replicas side by side", "blocks on chips"),
+        (in_a_block, "staged", "replicas that do not run side by side", "blocks on chips"),
     ],
 )
 def test_replicas_that_do_not_run_side_by_side_cannot_exchange(

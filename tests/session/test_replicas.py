@@ -196,7 +196,7 @@ def test_updating_named_buffers_only() -> None:
     plain(x)
     with pytest.raises(poptorch.Error, match="No named buffers marked as updatable"):
         plain.copyNamedBuffersToDevice()
-    with pytest.raises(poptorch.Error, match="does not exist"):
+    with pytest.raises(poptorch.Error, match="that the model does not have"):
         poptorch.inferenceModel(module, options().updatableNamedBuffers(["other"]))(x)
 
 

@@ -318,7 +318,7 @@ def test_later_calls_that_fail_keep_the_program() -> None:
     expected, fault = wrapper(X), poptorch.testing.injected_fault("run", ValueError("x"))
     with fault, pytest.raises(ValueError, match="x"):
         wrapper(X)
-    with pytest.raises(ValueError, match="Unknown place"):
+    with pytest.raises(ValueError, match="Unknown step"):
         poptorch.testing.injected_fault("lunch", no_answer())
     with pytest.raises(poptorch.Error) as plain:
         wrapper(X[:, :3])

@@ -204,7 +204,7 @@ def _text(bound: Any) -> str:
 
 def _refuse(got: str, fix: str) -> NoReturn:
     raise Error(
-        "This index cannot be compiled, because its position is the value of a tensor",
+        "An index whose position is the value of a tensor cannot be compiled in this form",
         got=got,
         fix=fix,
     )

@@ -268,7 +268,10 @@ class _Joined:
             if pairs[0][1].kind is not Kind.GRADIENT and len(pairs) != len(self.runs):
                 raise Error(
                     "forward returns other results for a shorter batch",
-                    got=f"{pairs[0][1].key} of {len(pairs)} of {len(self.runs)} runs",
+                    got=(
+                        f"{len(pairs)} of {len(self.runs)} parts of the batch return "
+                        f"{pairs[0][1].key}"
+                    ),
                     fix=("let forward return the same results for any number of rows", _WHOLE),
                 )
         return found

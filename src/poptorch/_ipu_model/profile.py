@@ -293,7 +293,7 @@ def parse_budget(text: str) -> dict[str, float]:
         match = re.fullmatch(r"\s*(\w+)\s*=\s*(\d+(?:\.\d+)?)\s*%\s*", part)
         if match is None or match[1] not in BUDGETS:
             raise Error(
-                "The budget has an invalid format",
+                "The budget of poptorch report has an invalid format",
                 got=repr(part),
                 fix="for example memory=3%,cycles=1%",
             )

@@ -342,18 +342,17 @@ class ProcessGroup:
         self._cause = loss
         if loss.process < 0:
             title = "The connection between the processes of the job is lost"
-            who = loss.why
+            who, advice = loss.why, "read the output of the other processes"
         else:
             title = f"Process {loss.process} of the job is lost"
             who = f"process {loss.process} of {self.count}: {loss.why}"
+            advice = "read the output of that process"
         self._lost = Error(
             title,
-            got=f"{who}; process {self.index} was waiting for it to exchange {what}",
+            got=f"{who}; process {self.index} was waiting to exchange {what}",
             fix=(
-                (
-                    "read the output of that process; all processes must make the same calls, "
-                    "the same number of times"
-                ),
+                advice,
+                "all processes must make the same calls, the same number of times",
                 "to restart all processes from the last checkpoint: poprun --max-restarts n",
             ),
         )

@@ -70,12 +70,13 @@ def sequential_exchange(graph: Graph, replicas: int, why: str) -> Error:
     found = (node for part in parts for node in part.graph.nodes if node.target is exchange)
     *_, name, where = next(found).args
     return Error(
-        f"Custom operator {name} needs all replicas side by side",
+        f"Custom operator {name} exchanges tensors between replicas that do not run side by side",
         got=f"{replicas} replicas run one after another; {why}",
         where=str(where) or None,
         fix=(
-            "remove what prevents it (options.lanes must be at least the number of "
-            "replicas), or use options.replicationFactor(1)"
+            "remove the reason that is shown above; options.lanes must be at least the number of "
+            "replicas",
+            "or use options.replicationFactor(1)",
         ),
     )
 

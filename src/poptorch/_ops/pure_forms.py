@@ -55,12 +55,13 @@ def check(operator: Any, where: str | None) -> None:
     shared = set[str]().union(*map(_names, schema.returns))
     if kinds - {"Tensor"} or shared - memory:
         raise Error(
-            "An operator of another library writes in a way that a program cannot follow",
+            "A custom operator changes its arguments in a way that cannot be compiled",
             got=str(schema),
             where=where,
             fix=(
-                "change the operator so that it writes only to single tensors, or returns "
-                "new tensors"
+                "change the operator: let it change only arguments that are single tensors, and "
+                "let it "
+                "return new tensors instead of views and lists"
             ),
         )
 

@@ -106,7 +106,7 @@ class Repricer:
             micro = rows / (at_once * steps)
         if steps % 1 or micro % 1 or self._rows % (loops.input_groups * micro):
             raise Error(
-                "The samples of a call cannot be divided in this way",
+                "what_if cannot divide the samples of a call by these values",
                 got=(
                     f"{steps:g} steps of {micro:g} samples on {loops.replicas} replicas, but "
                     f"the call has {self._rows} samples"

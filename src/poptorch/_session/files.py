@@ -179,11 +179,12 @@ def _refuse_replaced_layers(now: Specialization) -> None:
     replaced = guards.replaced_layers(now.guards)
     if replaced:
         raise Error(
-            "A model with other layers than its program cannot be saved",
+            "The model cannot be saved, because its layers were replaced after compilation",
             got=f"since the model was compiled, you replaced {', '.join(replaced)}",
             fix=(
-                "compile the model as it is now, then save it: call destroy() on the executor, and "
-                "the executor with a batch",
+                "compile the model as it is now, then save it: call destroy() on the wrapped "
+                "model, "
+                "then call the wrapped model with a batch",
                 "or save the weights only: torch.save(model.state_dict(), path)",
             ),
         )

@@ -42,11 +42,13 @@ FIRST = 20
 """The number of calls that are always checked, because scripts often edit weights after a
 call or two.
 """
-DESTROY = "call destroy() on the executor, so that the next call compiles the model as it is now"
+DESTROY = (
+    "call destroy() on the wrapped model, so that the next call compiles the model as it is now"
+)
 _WRAP = "wrap the model again, after destroy()"
 _WEIGHTS = (
-    "call copyWeightsToDevice() on the executor after you change weights, or use "
-    "load_state_dict() of the executor, which includes it"
+    "call copyWeightsToDevice() on the wrapped model after you change weights, or use "
+    "load_state_dict() of the wrapped model, which also copies them"
 )
 
 _children = operator.methodcaller("values")
@@ -277,8 +279,8 @@ def of_seed(graphs: Iterable[Graph]) -> list[Guard]:
             yield f"torch.manual_seed({seed})"
 
     remedy = (
-        "assign executor.rng_state = [seed], or call options.randomSeed(seed) before "
-        "you wrap the model"
+        "assign [seed] to rng_state of the wrapped model, or call options.randomSeed(seed) "
+        "before you wrap the model"
     )
     return [Guard(seeding.last, changes, remedy)]
 

@@ -24,7 +24,7 @@ from .._ir.symbolic import Conditions, sizes_of
 from .signature import Arguments, Bound, Signature
 
 _RENEW = (
-    "to compile for these inputs, call destroy() on this wrapper, or wrap the model again",
+    "to compile for these inputs, call destroy() on the wrapped model, or wrap the model again",
     (
         "or call options.programs(2) before you wrap the model, to keep a second program for "
         "other kinds of inputs, or for other sizes"
@@ -113,12 +113,16 @@ class Inputs:
     def first_micro_batch(self) -> list[torch.Tensor]:
         if self._placeholders:
             raise Error(
-                "The model takes a branch that depends on the values of its inputs",
+                "A model with a branch that depends on the values of its inputs cannot be "
+                "compiled from a file",
                 got=(
                     "a model that is compiled from a file, which contains only the shapes of "
                     "the inputs"
                 ),
-                fix="wrap the model and call it with a batch first, then load the weights",
+                fix=(
+                    "create and wrap the model yourself, call the wrapped model with a batch, and "
+                    "then load the weights"
+                ),
             )
         self.looked_at = True
         whole = (
@@ -384,8 +388,8 @@ def _check_batch(path: str, tensor: torch.Tensor, loops: Loops) -> None:
             got=f'input "{path}" has no dimensions; one call has {loops.slices} micro-batches\n'
             f"= {loops}",
             fix=(
-                "pass a Python number, which all of them get: tensor.item()",
-                f"or a row for each of them: tensor.expand({loops.slices})",
+                "pass a Python number, which every micro-batch receives: tensor.item()",
+                f"or pass one value for each micro-batch: tensor.expand({loops.slices})",
             ),
         )
     if rows % loops.slices:

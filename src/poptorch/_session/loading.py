@@ -43,8 +43,8 @@ def fill(
             f"saved: {saved.algorithm}",
             fix="load the file without an optimizer"
             if saved.algorithm is None
-            else "poptorch.load(path, model=model, optimizer=SGD(model.parameters(), ...)): an "
-            "optimizer of the saved kind, whose values and state come from the file",
+            else "pass an optimizer of the class that was saved; its values and state come from "
+            "the file: poptorch.load(path, model=model, optimizer=SGD(model.parameters(), ...))",
         )
     if (loss is not None) != saved.has_loss:
         raise Error(
@@ -176,7 +176,7 @@ def resume(session: Session, saved: Saved, whole: bool) -> None:
     spec = session.settings()
     if spec.training != (saved.algorithm is not None):
         raise Error(
-            "Invalid file: it contains a program of the other kind, training or inference",
+            "Invalid file: training programs and inference programs cannot replace each other",
             got=(
                 "a training program for an inference model"
                 if saved.algorithm is not None

@@ -204,7 +204,7 @@ class Model:
         unknown = sorted(set(spec.updatable_buffers) - buffers)
         if unknown:
             raise Error(
-                "A buffer that is marked as updatable does not exist",
+                "updatableNamedBuffers names a buffer that the model does not have",
                 got=", ".join(unknown),
                 fix=(
                     "use the name of a buffer of the model: "

@@ -20,11 +20,12 @@ from ..optim.optimizer import VariableAttributes
 from ..optim.step_hooks import constants_of, present_hooks
 from .guards import Guard, is_same, shorten
 
-_NUMBERS = "call executor.setOptimizer(optimizer), also after each scheduler.step()"
-_PARAMETERS = "call destroy() on the executor, then executor.setOptimizer(optimizer)"
+_NUMBERS = "call setOptimizer(optimizer) on the wrapped model, also after each scheduler.step()"
+_PARAMETERS = "call destroy() on the wrapped model, then setOptimizer(optimizer)"
 _STEPS = (
-    "the compiled program makes the steps, and one call may make several. Call this code "
-    "after the executor, or move it into forward. Hooks that are registered before you wrap the "
+    "the compiled program makes the steps, and one call may make several. Run this code "
+    "after each call of the wrapped model, or move it into forward. Hooks that are registered "
+    "before you wrap the "
     "model are part of the steps"
 )
 _GONE = object()

@@ -29,7 +29,7 @@ def describe(session: Session) -> list[str]:
             f"compiled, {session.now.compiled.executable.report().tier}",
             f"inputs: {session.now.inputs}",
             f"device: {'detached' if session.weights.store is None else 'attached'}{newer}",
-            "to see the program: print(executor.plan())",
+            "to see the program: print(model.plan()), if model is the wrapped model",
         ]
 
 

@@ -526,7 +526,8 @@ class Session:
             )
         if self.weights.store is not None:
             raise Error(
-                "Device is already attached", fix=("call isAttachedToDevice() to check first")
+                "Device is already attached",
+                fix="remove this call, or make it only if isAttachedToDevice() returns False",
             )
         self._attach()
 
@@ -558,7 +559,10 @@ class Session:
         """Save the state that exists only on the device, and release the device."""
         _ = self.now
         if self.weights.store is None:
-            raise Error("Device is not attached", fix=("call isAttachedToDevice() to check first"))
+            raise Error(
+                "Device is not attached",
+                fix="remove this call, or make it only if isAttachedToDevice() returns True",
+            )
         self._detach()
 
     def _detach(self, local_only: bool = False) -> None:
@@ -616,7 +620,7 @@ class Session:
             raise AssertionFailure(
                 "setOptimizer needs a model that is wrapped for training",
                 got="a model that is wrapped for inference",
-                fix="call setOptimizer of the executor that poptorch.trainingModel returned",
+                fix="call setOptimizer on the wrapped model that poptorch.trainingModel returned",
             )
         paths = self.now.reading.paths if self.programs.all else {}
         # The user may have assigned other tensors.

@@ -237,7 +237,7 @@ class StateStore:
                 "The parameters or buffers of the model have changed since it was compiled",
                 got=", ".join(sorted(tensors.keys() ^ self._paths)),
                 fix=(
-                    "call destroy() on the executor first, so that the next call compiles "
+                    "call destroy() on the wrapped model, so that the next call compiles "
                     "the model again"
                 ),
             )
@@ -301,7 +301,8 @@ class StateStore:
                     f"the shape is {tuple(host.shape)}; when compiled it was {slot.replica_shape}"
                 ),
                 fix=(
-                    "assign a tensor of the compiled shape, or call destroy() on the executor first"
+                    "assign a tensor of the compiled shape, or call destroy() on the wrapped "
+                    "model first"
                 ),
             )
         return host

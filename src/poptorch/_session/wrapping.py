@@ -127,7 +127,7 @@ def refuse_wrapped(module: nn.Module) -> None:
         raise StateError(
             "The model has already been wrapped for training",
             got=type(module).__bases__[0].__name__,
-            fix="call destroy() on the first wrapper, or keep using it",
+            fix="call destroy() on the first wrapped model, or continue to use it",
         )
 
 

@@ -65,8 +65,8 @@ def _checked(hook: Hook, optimizer: Any) -> Iterator[None]:
             fix=(
                 "let the hook change parameters, gradients, optimizer.state or "
                 "optimizer.param_groups only",
-                "or call this code after the executor, and call remove() on what registering the "
-                "hook returned",
+                "or run this code after each call of the wrapped model, and call remove() on what "
+                "registering the hook returned",
             ),
         )
 
@@ -87,7 +87,7 @@ class _Shown(TorchFunctionMode):
                 got="a value that is known only while the compiled step runs",
                 where=definition_line(self._hook),
                 fix=(
-                    "print it after the call of the executor, and call remove() on what "
+                    "print it after each call of the wrapped model, and call remove() on what "
                     "registering the hook returned"
                 ),
             )

@@ -166,8 +166,8 @@ def BeginBlock(layer_to_call: Any, user_id: object | None = None, ipu_id: int | 
         log.python.warning(
             (
                 "BeginBlock was called on a %s of a model that is already compiled. The compiled "
-                "program continues without the block. Call destroy() on the executor, so that "
-                "the next call compiles with the block"
+                "program continues without the block. Call destroy() on the wrapped model, so "
+                "that the next call compiles with the block"
             ),
             type(layer_to_call).__name__,
         )

@@ -55,7 +55,7 @@ def like_examples(name: str, results: Sequence[torch.Tensor], wanted: Sequence[K
     got = kinds_of(results)
     if [(s, narrowed(d)) for s, d in got] != [(s, narrowed(d)) for s, d in wanted]:
         refuse(
-            f"Custom operator {name} returned something else than its example outputs",
+            f"The results of custom operator {name} do not match its example outputs",
             f"{describe(got)} instead of {describe(wanted)}",
-            "let example_outputs have the shapes and dtypes of the real results",
+            "pass example_outputs with the shapes and dtypes of the results",
         )

@@ -38,7 +38,7 @@ def for_loop(count: int, body: Body, inputs: list[torch.Tensor]) -> list[torch.T
     """
     _check_list(inputs, "inputs")
     fits = isinstance(count, int) and not isinstance(count, bool) and count >= 0
-    title = "The count of a for_loop must be a Python integer, not negative"
+    title = "The count of a for_loop must be a Python integer that is not negative"
     fix = "pass an int; the number of iterations is fixed when the model is compiled"
     check.that(fits, title, repr(count), fix)
     wanted = kinds_of(inputs)
@@ -48,7 +48,7 @@ def for_loop(count: int, body: Body, inputs: list[torch.Tensor]) -> list[torch.T
         got = kinds_of(results)
         check.that(
             got == wanted,
-            "The body of a for_loop must return what it takes",
+            "The body of a for_loop must return tensors like its inputs",
             f"{describe(got)} for inputs {describe(wanted)}",
             "return one tensor of the same shape and dtype for each input",
         )
@@ -133,7 +133,10 @@ def _check_list(value: Any, name: str) -> None:
             raise InvalidValue(
                 f"Object contained in list at index {at} is not torch.tensor",
                 got=f"{name}[{at}] is {type(item).__name__} {item!r}",
-                fix="use the value directly inside the body, where it is a constant",
+                fix=(
+                    "pass only tensors; use other values directly in the body of the loop or "
+                    "branch, where they are constants"
+                ),
             )
 
 
@@ -144,7 +147,8 @@ def _only_inference(capture: Capture, function: str) -> None:
 
 
 def _as_list(returned: Any) -> list[torch.Tensor]:
-    return check.tensors(returned, "A body must return a tensor, or a tuple or list of tensors")
+    title = "The body of a loop or branch must return a tensor, or a tuple or list of tensors"
+    return check.tensors(returned, title)
 
 
 def _common_shapes(*bodies: torch.fx.GraphModule) -> list[tuple[int, ...]]:

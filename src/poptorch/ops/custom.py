@@ -261,7 +261,10 @@ def accessAttributes(attribute_id_str: str) -> dict[str, Any]:
         raise InvalidValue(
             "Wrong type for attribute_id_str",
             got=f"{type(attribute_id_str).__name__} {attribute_id_str!r}",
-            fix="pass the string that the operator has as this attribute",
+            fix=(
+                "pass the string that the captured custom operator contains in place of its "
+                "attributes"
+            ),
         )
     if re.fullmatch("attr:0x0+", attribute_id_str):
         return {}
@@ -273,7 +276,10 @@ def accessAttributes(attribute_id_str: str) -> dict[str, Any]:
         raise InvalidValue(
             "Invalid attribute_id_str",
             got=repr(attribute_id_str),
-            fix=("pass the string that the operator has as this attribute, which is a JSON object"),
+            fix=(
+                "pass the string that the captured custom operator contains in place of its "
+                "attributes; it is a JSON object"
+            ),
         )
     return attributes
 

@@ -79,7 +79,7 @@ def check_replacement(
 
 
 def _refused(what: str, got: str) -> Error:
-    fix = "call destroy() on the executor first, or wrap the model again"
+    fix = "call destroy() on the wrapped model first, or wrap the model again"
     return Error(f"{what} cannot change after compilation", got=got, fix=fix)
 
 
@@ -88,9 +88,9 @@ def _check_level(place: str, compiled: OptimSpec | OptimGroup, new: OptimSpec | 
     for name in sorted(constants.keys() | new_constants.keys()):
         user_name = repr("betas" if name in ("beta1", "beta2") else name)
         become_variable = (
-            f"before compilation: pass {user_name} to the optimizer, or call "
-            f"variable_attrs.markAsVariable({user_name})",
-            "or call destroy() on the executor first, so that the next call compiles again",
+            f"before compilation, pass {user_name} to the optimizer, or call "
+            f"optimizer.variable_attrs.markAsVariable({user_name})",
+            "or call destroy() on the wrapped model first, so that the next call compiles again",
         )
         if name not in constants:
             raise Error(
@@ -102,7 +102,10 @@ def _check_level(place: str, compiled: OptimSpec | OptimGroup, new: OptimSpec | 
             raise Error(
                 f"The attribute {user_name}{place} is compiled as constant and cannot become "
                 "variable",
-                fix=f"before you set the optimizer: variable_attrs.markAsConstant({user_name})",
+                fix=(
+                    f"call optimizer.variable_attrs.markAsConstant({user_name}) before you pass "
+                    "the optimizer to setOptimizer"
+                ),
             )
         if constants[name] != new_constants[name]:
             raise Error(

@@ -189,7 +189,7 @@ def merge(result: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
         raise AssertionFailure(
             "The same option is set twice",
             got=", ".join(common),
-            fix="remove it from one of the two groups or dictionaries",
+            fix="remove the option from one of the two groups or dictionaries",
         )
     result.update(values)
     return result

@@ -156,7 +156,7 @@ class PipelinedExecution(_IExecutionStrategy):
         auto = [item for item in args or (AutoStage.SameAsIpu,) if isinstance(item, AutoStage)]
         if auto and len(args) > 1:
             raise AssertionFailure(
-                "An AutoStage must be the only argument of a strategy",
+                "An AutoStage must be the only argument of an execution strategy",
                 got=", ".join(map(repr, args)),
                 fix=(
                     "pass only the AutoStage, which creates the stages itself; or pass only stages"
