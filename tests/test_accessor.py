@@ -39,7 +39,7 @@ def torch_s_loader(
 
 @pytest.mark.spec("data", 20)
 @pytest.mark.parametrize("kind", ["Numbers", "Unfinished", "Endless", "Stream", "SizedStream"])
-def test_any_data_set(kind: str) -> None:
+def test_an_accessor_takes_any_data_set(kind: str) -> None:
     made = accessor(getattr(sets, kind)(4))
     for _ in range(3):
         assert values(made) == [[0], [1], [2], [3]]
@@ -224,7 +224,7 @@ def test_next_without_a_loop_and_beginning_again_in_the_middle() -> None:
 
 
 @pytest.mark.spec("data", 21)
-def test_loaders_of_ours() -> None:
+def test_an_accessor_takes_a_synchronous_loader_and_refuses_an_asynchronous_one() -> None:
     with pytest.raises(Error, match="already uses an AsynchronousDataAccessor"):
         accessor(loader(sets.Numbers(4), mode=DataLoaderMode.Async))
     sync = loader(sets.Numbers(7), 2)
@@ -272,7 +272,7 @@ def test_rebatching_loads_no_more_than_fits_and_needs_rows() -> None:
 @pytest.mark.parametrize(
     "strategy", few(SharingStrategy, SharingStrategy.SharedMemory, SharingStrategy.Fork)
 )
-def test_the_data_set_is_a_copy_of_whatever_it_holds(
+def test_workers_have_a_copy_of_the_data_set(
     strategy: SharingStrategy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))

@@ -179,7 +179,7 @@ class Table(Stack):
     (lambda: Stack(3, 512), meta(4 * 65536, 512), {"optimizer": "SGD"},
      "activations", None, None, 0),
 ])  # fmt: skip
-def test_culprits(
+def test_an_estimate_names_the_largest_category_of_memory_its_tensor_and_chip(
     make: Callable[..., Any],
     batch: torch.Tensor,
     how: dict[str, Any],

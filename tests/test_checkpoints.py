@@ -105,7 +105,7 @@ def test_a_loop_that_was_left_early_continues_before_and_after_resuming(tmp_path
         (16, {"auto_distributed_partitioning": False}, False),
     ],
 )
-def test_fewer_processes_read_what_all_read_or_say_so(
+def test_fewer_processes_read_the_batches_of_all_or_raise_an_error(
     rows: int, others: dict[str, bool], same: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = torch.ones(rows, 2)
@@ -215,7 +215,9 @@ def test_a_new_run_keeps_its_checkpoints_and_those_of_an_older_run_with_more_ste
     assert names(tmp_path) == ["000000010", "000000015", "000000040", "000000050"]
 
 
-def test_resuming_takes_what_was_saved_last_not_what_has_most_steps(tmp_path: Path) -> None:
+def test_resuming_takes_the_checkpoint_saved_last_not_the_one_with_most_steps(
+    tmp_path: Path,
+) -> None:
     older_run(tmp_path, 40, 50)
     advanced(make(tmp_path, 1), 5)
     again = make(tmp_path)

@@ -95,7 +95,7 @@ def test_every_mode_yields_the_same_again_and_again(
 
 @pytest.mark.spec("data", 24)
 @pytest.mark.parametrize("mode", ALL_MODES)
-def test_after_the_end(mode: DataLoaderMode) -> None:
+def test_a_terminated_asynchronous_loader_refuses_to_iterate(mode: DataLoaderMode) -> None:
     made = loader(sets.Numbers(3), mode=mode)
     made.terminate()
     if mode is DataLoaderMode.Sync:
@@ -120,7 +120,7 @@ def test_making_a_loader_freezes_the_options() -> None:
 
 @pytest.mark.spec("data", 22)
 @pytest.mark.parametrize("mode", ALL_MODES)
-def test_element_types(mode: DataLoaderMode) -> None:
+def test_batches_have_the_types_of_the_elements(mode: DataLoaderMode) -> None:
     data = sets.Structured(7, "all types")
     batches = [[t.clone() for t in batch] for batch in loader(data, 2, mode=mode, drop_last=False)]
     for at, dtype in enumerate(sets.DTYPES):
@@ -195,14 +195,14 @@ SELF_DIVIDING = [
 
 
 @pytest.mark.parametrize("dataset", SELF_DIVIDING, ids=lambda each: type(each).__name__)
-def test_data_that_ask_for_their_worker_bring_no_warning(
+def test_data_sets_that_ask_for_their_worker_cause_no_warning(
     dataset: Dividing | DividingInside | Holding, caplog: pytest.LogCaptureFixture
 ) -> None:
     loader(dataset, 2, num_workers=2)
     assert caplog.text == ""
 
 
-def test_data_that_hold_others_which_do_not_ask_bring_the_warning(
+def test_data_sets_that_contain_others_that_do_not_ask_cause_the_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     loader(Holding(sets.Repeating(4)), 2, num_workers=2)
@@ -356,7 +356,7 @@ class Subclass(Mixin, DataLoader):
 
 @pytest.mark.slow
 @pytest.mark.spec("programs", 20)
-def test_subclasses_with_mix_ins() -> None:
+def test_subclasses_of_the_loader_can_have_mix_ins() -> None:
     for more in ({}, {"mode": DataLoaderMode.Async, "async_options": FORK}):
         made = Subclass(options(2), sets.Numbers(4), extra=10, **more)
         assert values(made) == [[10, 11], [12, 13]]
@@ -537,7 +537,7 @@ def record(samples: list[torch.Tensor]) -> tuple[Any, ...]:
     return torch.stack(samples), [f"sample {int(t)}" for t in samples], "a text", len(samples)
 
 
-def test_texts_in_lists_follow_one_another_and_else_the_last_counts() -> None:
+def test_texts_in_lists_are_joined_and_otherwise_the_last_one_counts() -> None:
     sampler = batches(3, 2, False)
     made = loader(sets.Numbers(3), opts=options(2), batch_sampler=sampler, collate_fn=record)
     ((tensor, *others),) = made
@@ -568,7 +568,9 @@ def test_registered_types_are_joined(mode: DataLoaderMode) -> None:
 @pytest.mark.spec("data", 16)
 @pytest.mark.parametrize("drop_last, last", [(True, []), (False, [[8, 9]])])
 @pytest.mark.parametrize("mode", ALL_MODES)
-def test_incomplete_groups(mode: DataLoaderMode, drop_last: bool, last: list[list[int]]) -> None:
+def test_drop_last_decides_about_incomplete_groups_of_a_batch_sampler(
+    mode: DataLoaderMode, drop_last: bool, last: list[list[int]]
+) -> None:
     given = {"batch_sampler": batches(10, 2), "drop_last": drop_last}
     made = loader(sets.Numbers(10), opts=options(2), mode=mode, **given)
     assert made.combinedBatchSize == 4
@@ -602,7 +604,7 @@ def test_a_warning_names_sizes_that_do_not_divide(caplog: pytest.LogCaptureFixtu
     assert caplog.text == ""
 
 
-def test_what_a_batch_sampler_excludes() -> None:
+def test_a_batch_sampler_excludes_other_arguments_about_batches() -> None:
     sampler, two = batches(8, 2), options(process=0, processes=2)
     for kwargs in ({"batch_size": 2}, {"shuffle": True}, {"batch_size": None}):
         with pytest.raises(Error, match="mutually exclusive with batch_size, shuffle"):
@@ -668,7 +670,7 @@ def check(case: tuple[Any, ...]) -> None:
 @pytest.mark.spec("data", 4, 12, 13, 14)
 @pytest.mark.spec("parallel", 40)
 @pytest.mark.parametrize("seed", few(range(5), 0, 2))
-def test_every_sample_once(seed: int) -> None:
+def test_random_loaders_return_every_sample_once(seed: int) -> None:
     rng = random.Random(seed)
     for _ in range(8):
         case = draw(rng)
@@ -727,7 +729,7 @@ def test_processes_that_share_the_stages_read_the_same() -> None:
 
 
 @pytest.mark.spec("parallel", 39)
-def test_what_cannot_be_partitioned() -> None:
+def test_data_that_cannot_be_partitioned_is_refused() -> None:
     with pytest.raises(AssertionError, match="batch_size=None not allowed"):
         of_each_process(2, sets.Numbers(6), None, drop_last=False)
     with pytest.raises(AssertionError, match="not supported for IterableDataset"):
@@ -810,7 +812,7 @@ def test_elements_loaded_ahead_of_an_abandoned_iteration_do_not_change_the_permu
     ahead.terminate()
 
 
-def test_tensor_data_sets_take_the_short_way_with_the_same_result() -> None:
+def test_tensor_data_sets_are_indexed_directly_with_the_same_result() -> None:
     numbers = torch.arange(20.0)
     for shuffle in (False, True):
         short = of_each_process(2, TensorDataset(numbers), 2, seed=1, shuffle=shuffle)
@@ -820,7 +822,7 @@ def test_tensor_data_sets_take_the_short_way_with_the_same_result() -> None:
                 assert [batch[0].tolist() for batch in a] == values(b)
 
 
-def test_a_generator_is_refused_with_what_to_pass_instead() -> None:
+def test_a_generator_is_refused_with_a_remedy() -> None:
     numbers = (torch.tensor(number) for number in range(8))
 
     with pytest.raises(TypeError, match="a generator, which can be read once") as caught:

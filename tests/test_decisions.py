@@ -10,5 +10,5 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(HEAD != decisions.HEAD, reaso
 
 
 @pytest.mark.parametrize("name", decisions.CASES)
-def test_a_program_is_made_of_what_it_was(name: str) -> None:
+def test_the_decisions_about_a_program_are_the_recorded_ones(name: str) -> None:
     assert decisions.text(name) == RECORDS[name], "run: python scripts/decisions.py"

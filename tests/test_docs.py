@@ -421,7 +421,7 @@ def test_the_stops_of_a_walk_run_in_its_order(title: str) -> None:
         assert stop in calls, f"{stop} is not called, or not after the stops before it"
 
 
-def test_repeated_calls_of_inference_go_a_short_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repeated_calls_of_inference_skip_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("poptorch._session.guards.CHECK_EVERY", 60.0)
     inner = torch.nn.Dropout()
     wrapped = poptorch.inferenceModel(torch.nn.Sequential(inner).eval(), options())

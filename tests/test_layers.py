@@ -95,7 +95,7 @@ def test_only_modules_above_the_package_import_all_of_it(graph: grimp.ImportGrap
     assert rooms <= {"__main__", "_cli", "_migrate", "integrations"}
 
 
-def test_no_files_import_one_another_in_a_circle(graph: grimp.ImportGraph) -> None:
+def test_no_files_import_each_other_in_a_circle(graph: grimp.ImportGraph) -> None:
     edges = [(m, n) for m in graph.modules for n in graph.find_modules_directly_imported_by(m)]
     found = networkx.strongly_connected_components(networkx.DiGraph(edges))
     assert not [{name.removeprefix("poptorch.") for name in c} for c in found if len(c) > 1]

@@ -156,7 +156,7 @@ class Computed(pva.ProgramVisitor):
         self.names += [program.name] * len(program.computeset.vertices)
 
 
-def test_a_visitor_of_a_step_sees_what_its_tiles_compute(report: pva.Report) -> None:
+def test_a_visitor_of_a_step_sees_the_operations_of_its_tiles(report: pva.Report) -> None:
     step = Computed()
 
     report.execution.steps[0].program.accept(step)
@@ -164,7 +164,7 @@ def test_a_visitor_of_a_step_sees_what_its_tiles_compute(report: pva.Report) -> 
     assert step.names == ["0/aten.addmm"]
 
 
-def test_a_visitor_of_the_program_sees_what_all_tiles_compute(report: pva.Report) -> None:
+def test_a_visitor_of_the_program_sees_the_operations_of_all_tiles(report: pva.Report) -> None:
     whole = Computed()
     (program,) = report.compilation.programs
 

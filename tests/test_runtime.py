@@ -47,7 +47,9 @@ def test_an_invalid_level_fails_at_import() -> None:
 
 
 @pytest.mark.spec("runtime", 3, 4, 5)
-def test_levels(caplog: pytest.LogCaptureFixture) -> None:
+def test_log_levels_are_names_or_numbers_and_others_are_refused(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     logging.getLogger("poptorch").setLevel(logging.CRITICAL)  # ours has a name of its own
     log.python.warning("heard")
     assert "heard" in caplog.text
@@ -90,7 +92,9 @@ def test_logs_go_to_stderr_without_colours() -> None:
 
 @pytest.mark.spec("runtime", 29)
 @pytest.mark.parametrize(("limit", "shown"), [(2, 2), (None, 5)])
-def test_repeated_logs(limit: int | None, shown: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_repeated_log_lines_are_limited(
+    limit: int | None, shown: int, caplog: pytest.LogCaptureFixture
+) -> None:
     wrapper = poptorch.inferenceModel(torch.nn.Linear(2, 2), options().maxRepeatLogs(limit))
     with caplog.at_level(logging.DEBUG, "poptorch:cpp"):
         wrapper(torch.ones(2, 2))
@@ -167,7 +171,7 @@ def test_plans_and_estimates_are_tables_and_pictures() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", few(NOTEBOOKS, "graphs", "notebook", "port"))
-def test_a_notebook_shows_what_it_has_stored(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_notebook_shows_its_stored_results(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("POPTORCH_BACKEND", "reference")
     cells = notebook_page.read(NOTEBOOKS[name])
     assert notebook_page.run(cells) == cells, "run: python scripts/notebook_page.py"
@@ -243,7 +247,7 @@ def test_import_is_light_and_changes_nothing(tmp_path: Path) -> None:
     assert probe["doubled"] == [2.0, 2.0]
 
 
-def test_all_of_it_is_imported_without_hiding_anything_of_python_or_torch() -> None:
+def test_a_star_import_hides_no_builtin_and_no_module() -> None:
     names: dict[str, object] = {}
     exec("from poptorch import *", names)
     del names["__builtins__"]

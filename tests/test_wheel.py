@@ -146,7 +146,7 @@ def test_the_readme_trains_where_nothing_else_is_installed(alone: Path, tmp_path
         assert told.startswith("usage: ")
 
 
-def test_the_metadata_says_what_people_look_for(wheel: Path) -> None:
+def test_the_metadata_of_the_wheel_is_complete(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as packed:
         (name,) = [name for name in packed.namelist() if name.endswith("METADATA")]
         told = message_from_string(packed.read(name).decode())

@@ -115,7 +115,7 @@ def test_a_function_can_be_wrapped() -> None:
     assert torch.equal(poptorch.inferenceModel(torch.neg, options())(X), -X)
 
 
-def test_a_class_is_refused() -> None:
+def test_a_class_in_place_of_a_model_is_refused() -> None:
     with pytest.raises(TypeError, match=r"Expected a torch\.nn\.Module or a callable"):
         poptorch.inferenceModel(Classifier, options())
 

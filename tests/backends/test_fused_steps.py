@@ -215,7 +215,7 @@ def test_a_narrow_weight_that_is_cast_elsewhere_too_is_taken_by_the_kernel() -> 
 
 
 @pytest.mark.parametrize("name, kernel", [("adam", "fused_adamw_"), ("sgd", "foreach_mul_")])
-def test_a_torch_without_the_kernel(
+def test_without_the_fused_kernel_of_torch_the_formula_is_used(
     name: str, kernel: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     path, lost = private.ROWS[kernel]

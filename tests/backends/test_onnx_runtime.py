@@ -40,7 +40,7 @@ def test_a_saved_model_is_evaluated(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("check", ["inference", "results are new"])
-def test_it_conforms_to_the_protocol(check: str) -> None:
+def test_onnx_runtime_conforms_to_the_protocol(check: str) -> None:
     poptorch.testing.CONFORMANCE[check]("onnxruntime")
 
 
@@ -70,7 +70,7 @@ def refusal(executor: poptorch.PoplarExecutor) -> str:
     return str(caught.value)
 
 
-def test_training_is_refused() -> None:
+def test_onnx_runtime_refuses_training() -> None:
     model = Having(lambda m, x: poptorch.identity_loss(m.last(x), "mean"), last=nn.BatchNorm1d(6))
     assert "a program that trains" in refusal(training(model, options("onnxruntime")))
 
@@ -90,7 +90,7 @@ def test_inference_that_draws_or_writes_buffers_is_refused(
     assert f"a program that {does}" in refusal(executor)
 
 
-def test_without_the_extra_a_warning_says_what_to_install(
+def test_without_the_extra_a_warning_names_the_package_to_install(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(onnx_runtime, "_NEEDED", ("absent",))

@@ -32,7 +32,7 @@ def two_threads() -> None:
     torch.set_num_threads(2)
 
 
-def test_the_users_number_starts_it_again_and_determinism_stops_it() -> None:
+def test_a_new_number_of_threads_restarts_the_trial_and_determinism_stops_it() -> None:
     machine = Machine(one=1.0, two=2.0)
     assert [machine.call() for _ in range(11)][-1] == machine.threads.chosen == 1
     torch.set_num_threads(3)
@@ -78,7 +78,7 @@ def test_the_faster_number_stays_until_calls_become_slow_or_it_is_measured_again
         (3.0, 4.0, [2, 1, 2, 1, 2, 1], "one thread: 3000.00 ms a call, 4000.00 ms a call with 2"),
     ],
 )
-def test_short_calls_and_what_threads_clearly_help_are_not_tried_for_long(
+def test_short_calls_and_calls_that_threads_clearly_help_are_not_tried_for_long(
     one: float, two: float, calls: list[int], said: str
 ) -> None:
     machine = Machine(one, two)

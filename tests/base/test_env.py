@@ -27,7 +27,9 @@ from poptorch._base.errors import Error
         ("", None),
     ],
 )
-def test_flags(text: str, value: bool | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_flag_of_the_environment_has_several_spellings(
+    text: str, value: bool | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("POPTORCH_IPU_MODEL", text)
     assert env.get("POPTORCH_IPU_MODEL") is value
 

@@ -71,7 +71,7 @@ def test_where_a_link_leads_is_judged_too(tmp_path: Path) -> None:
     assert trouble(tmp_path / "link") == f"other users can write to {open_to_all} (chmod go-w)"
 
 
-def test_a_way_back_out_of_a_link_is_the_one_that_the_system_goes(tmp_path: Path) -> None:
+def test_two_dots_behind_a_link_lead_to_the_parent_of_its_target(tmp_path: Path) -> None:
     """Without the link, ``link/../code`` would be in the folder of the link."""
     open_to_all = tmp_path / "open"
     (open_to_all / "inner").mkdir(parents=True)

@@ -114,7 +114,7 @@ except poptorch.Error as error:
 
 
 @pytest.mark.slow
-def test_importing_needs_none() -> None:
+def test_importing_needs_no_private_name() -> None:
     done = programs.run("-W", "error", "-c", IMPORT)
     assert done.returncode == 0, done.stderr
     assert VERSION in done.stdout
@@ -143,7 +143,7 @@ TOGETHER = [name for lost in IN_COMPILER[:-1] for name in OPTIONAL[lost]]  # the
     [["FakeTensorMode"], IN_CAPTURE, TOGETHER, *(long([name]) for name in ALONE)],
     ids=lambda names: names[0] if len(names) == 1 else f"{len(names)} names",
 )
-def test_training_without(
+def test_training_without_a_private_name_warns_or_is_refused(
     names: list[str], cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The usual numbers and warnings of what is lost, or an error with the version."""
@@ -185,7 +185,7 @@ torch.library.impl("without_shapes::plain", "cpu", lambda x: x * 2)
         ),
     ],
 )
-def test_operators_without(
+def test_operators_without_their_private_name_are_refused(
     name: str, function: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     remove(name, monkeypatch)
@@ -202,7 +202,7 @@ def test_operators_without(
         *((name, lambda: library.load(b"")) for name in OPTIONAL[private.KEPT_CODE]),
     ],
 )
-def test_compiling_and_loading_code_without(
+def test_compiling_and_loading_code_without_a_private_name_is_refused(
     name: str, use: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     remove(name, monkeypatch)
@@ -244,7 +244,7 @@ def test_settings_that_are_gone_are_left_out_unless_they_are_needed(
 
 
 @pytest.mark.parametrize("way", ["there", "gone", "other arguments"])
-def test_a_stand_in_exists_only_within_the_block(
+def test_a_replacement_exists_only_within_the_block(
     way: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     usual, asked = private.check_build, []
@@ -375,7 +375,7 @@ def _is_there(path: str) -> bool:
 
 
 @pytest.mark.slow
-def test_no_stand_in_is_called_with_unexpected_arguments(
+def test_no_replacement_is_called_with_unexpected_arguments(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def forward(model: Having, x: torch.Tensor) -> torch.Tensor:

@@ -82,7 +82,7 @@ def test_a_file_that_is_replaced_passes_its_permissions_on(
     assert mode(path) == permissions
 
 
-def test_a_link_is_replaced_and_what_it_leads_to_stays(tmp_path: Path) -> None:
+def test_a_link_is_replaced_and_its_target_stays(tmp_path: Path) -> None:
     mine, path = tmp_path / "mine", tmp_path / "file"
     mine.write_bytes(b"mine")
     path.symlink_to(mine)
@@ -292,5 +292,5 @@ NAMES = {
 
 
 @pytest.mark.parametrize("text", NAMES)
-def test_a_name_from_a_text_has_no_way_out_of_its_folder(text: str) -> None:
+def test_a_name_from_a_text_cannot_leave_its_folder(text: str) -> None:
     assert safe_files.name_from(text) == NAMES[text]

@@ -142,7 +142,9 @@ def test_containers_with_unusual_constructors(
         ),
     ],
 )
-def test_the_first_difference_says_what_and_where(expected: Any, got: Any, message: str) -> None:
+def test_the_first_difference_names_its_kind_and_place(
+    expected: Any, got: Any, message: str
+) -> None:
     _, first = trees.flatten(expected, "x")
     _, second = trees.flatten(got, "x", like=first)
     assert str(trees.first_difference(first, second)) == message

@@ -85,7 +85,7 @@ def together(model: Having, *inputs: Any) -> tuple[list[torch.Tensor], torch.Ten
         (FLOAT, HALF, HALF),
     ],
 )
-def test_weights_follow_the_activations_and_both_what_was_chosen(
+def test_weights_have_the_type_of_activations_and_both_have_the_chosen_type(
     activation: torch.dtype, weights: torch.dtype, choice: torch.dtype | None
 ) -> None:
     """Without a choice they are trained, also two micro-batches side by side."""
@@ -202,7 +202,9 @@ RULES = {
 
 @pytest.mark.spec("precision", 5, 18, 19)
 @pytest.mark.parametrize("function, kinds", RULES.values(), ids=RULES)
-def test_types_of_results(function: Callable[..., Any], kinds: list[torch.dtype]) -> None:
+def test_results_have_the_documented_types(
+    function: Callable[..., Any], kinds: list[torch.dtype]
+) -> None:
     a = torch.randn(4, 4)
     a[0] = torch.tensor([0.1, 0.5, 0.0, -1.0])
     h = a.half()
@@ -344,7 +346,7 @@ def test_losses_have_the_type_of_the_model_and_may_overflow_where_torchs_do() ->
 
 
 @pytest.mark.spec("precision", 8, 20)
-def test_small_integers_half_buffers_and_labels_of_32_bits_mean_what_they_mean_in_torch() -> None:
+def test_small_integers_half_buffers_and_32_bit_labels_behave_as_in_torch() -> None:
     small = [torch.arange(0, 120, 7).to(dtype) for dtype in (torch.uint8, torch.int8, torch.int16)]
     agrees(lambda *x: [(t, t.float(), t.half() / 255) for t in x], *small, rtol=0, atol=0)
     table = Having(lambda model, x: model.table * x, table=torch.arange(6.0).half())
@@ -358,7 +360,7 @@ def test_small_integers_half_buffers_and_labels_of_32_bits_mean_what_they_mean_i
     torch.testing.assert_close(got, used(logits, labels), check_dtype=False)
 
 
-def test_groups_of_every_nth_channel() -> None:
+def test_strided_group_norms_group_every_nth_channel() -> None:
     groups, x, norm = 3, torch.randn(4, 6, 5), nn.GroupNorm(3, 6)
     norm.weight = nn.Parameter(torch.arange(6.0))
     opts = options()

@@ -169,7 +169,7 @@ def test_checkpoints_with_dropout_train_as_in_eager_torch(calling: Callable[...,
 
 @pytest.mark.slow
 @pytest.mark.parametrize("calling", STATES)
-def test_random_states_in_forward_mean_what_they_mean_in_eager_torch(
+def test_random_states_in_forward_have_the_same_meaning_as_in_eager_torch(
     calling: Callable[..., Any],
 ) -> None:
     trains_alike(net(calling), net(calling), X, Y)
@@ -227,7 +227,7 @@ def test_draws_that_are_made_again_are_one_node() -> None:
     assert {draw.operator for draw in found} == {"aten.bernoulli_"}
 
 
-def test_a_view_that_was_made_before_a_tensor_is_drawn_sees_what_is_drawn() -> None:
+def test_a_view_that_was_made_before_a_tensor_is_drawn_shows_the_drawn_values() -> None:
     def forward(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         mask = torch.empty_like(x)
         in_a_row = mask.view(-1)

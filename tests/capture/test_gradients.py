@@ -162,7 +162,7 @@ def net(reach: str) -> Having:
 
 @pytest.mark.spec("supported_ops", 28)
 @pytest.mark.parametrize("reach", ["closure", "list", "dict"])
-def test_they_are_trained_wherever_forward_finds_them(reach: str) -> None:
+def test_parameters_are_trained_wherever_forward_finds_them(reach: str) -> None:
     model = net(reach)
     trains_alike(model, A, B, eager=net("attributes"), accumulation=4)
     agrees(model, A, B)  # a second wrapper shares the parameters

@@ -266,7 +266,7 @@ def test_a_weight_that_reaches_an_operator_unseen_is_refused_with_its_line(
         training(model(function))(X, Y)
 
 
-def test_without_gradients_it_counts_on_every_way() -> None:
+def test_in_inference_a_weight_that_reaches_an_operator_unseen_is_followed() -> None:
     def forward(m: Having, x: torch.Tensor) -> torch.Tensor:
         with torch._C.DisableTorchFunction():
             return x @ m.layer.weight.t()

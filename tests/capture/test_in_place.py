@@ -149,7 +149,7 @@ def test_batch_norms_and_copies_into_buffers_are_fine() -> None:
         (lambda m, x: m.layer(x).half(), True),
     ],
 )
-def test_only_what_writes_to_parts_or_is_half_is_traced_twice(
+def test_only_code_that_writes_to_parts_or_computes_in_half_is_traced_twice(
     function: Callable[..., Any], again: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Which takes two fifths of a capture's time."""
@@ -175,7 +175,7 @@ def ctc(model: Having, x: torch.Tensor, labels: torch.Tensor, more: int = 0) -> 
 
 
 @pytest.mark.parametrize("backend", ["reference", pytest.param("inductor", marks=pytest.mark.slow)])
-def test_they_are_targets(backend: str) -> None:
+def test_labels_that_a_mask_selects_are_targets_of_a_ctc_loss(backend: str) -> None:
     counts = options(backend, accumulation=3, replicas=2)
     model = Having(ctc, layer=nn.Linear(6, 9), masked=nn.Parameter(torch.randn(6)))
     twins = Twins(model, torch.optim.Adam, counts, **near(80, 2))
@@ -184,7 +184,7 @@ def test_they_are_targets(backend: str) -> None:
     twins.compare()
 
 
-def test_their_lengths_must_add_up_to_their_number() -> None:
+def test_lengths_of_selected_labels_must_add_up_to_their_number() -> None:
     model = Having(lambda m, *given: ctc(m, *given, 1), layer=nn.Linear(6, 9), masked=torch.ones(6))
     with pytest.raises(poptorch.Error, match="ctc_loss"):
         training(model)(X, LABELS)

@@ -63,7 +63,7 @@ def trained(model: nn.Module) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
-def test_it_trains_as_without(make: Callable[..., Any]) -> None:
+def test_a_model_that_is_seen_through_trains_as_the_plain_one(make: Callable[..., Any]) -> None:
     without = net()
     trains_alike(without, X, Y, accumulation=4)
     torch.testing.assert_close(trained(make()), [*without.parameters()])

@@ -70,7 +70,7 @@ MODELS = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("function, shape, state", MODELS)
-def test_it_trains_as_in_torch(
+def test_features_of_torch_train_as_in_eager_torch(
     function: Callable[..., Any],
     shape: tuple[int, ...],
     state: dict[str, nn.ModuleList | torch.Tensor],
@@ -249,7 +249,7 @@ def test_draws_are_the_same_one_after_another_and_side_by_side(
 
 
 @pytest.mark.parametrize("lanes", [0, 1])
-def test_an_encoder_drops_out_what_it_does_in_eager_torch(lanes: int) -> None:
+def test_an_encoder_drops_the_same_elements_as_in_eager_torch(lanes: int) -> None:
     """Its attention returns samples in the second dimension of memory, as masks then lie."""
 
     def forward(m: Having, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -52,7 +52,7 @@ def conditions(x: torch.Tensor) -> Any:
 
 @pytest.mark.spec("supported_ops", 9, 10)
 @pytest.mark.parametrize("function", [constants, conditions])
-def test_it_is_what_torch_makes_of_it(function: Callable[..., Any]) -> None:
+def test_a_read_of_a_value_has_the_result_of_eager_torch(function: Callable[..., Any]) -> None:
     agrees(function, torch.tensor([0.5, 2.5, -1.5]), check_dtype=False)
     with pytest.raises(ValueError, match="Expected parameter"):  # outside they look
         torch.distributions.Normal(torch.ones(3), -torch.ones(3))
@@ -99,7 +99,7 @@ def test_deciding_a_branch_leaves_state_and_random_numbers_as_they_are() -> None
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_training_goes_the_way_of_the_inputs_with_which_it_was_compiled() -> None:
+def test_training_takes_the_branch_of_the_inputs_that_it_was_compiled_with() -> None:
     """The weight grows by the rate 0.1 times two rows, in each of two iterations."""
     model = branching()
     trained = training(model, options(iterations=2))
@@ -137,7 +137,7 @@ NUMBERS = {
 }
 
 
-def test_numbers_explain_themselves() -> None:
+def test_explain_lists_each_number_that_is_read_from_a_tensor() -> None:
     def forward(x: torch.Tensor) -> torch.Tensor:
         table = torch.zeros(3)
         table[0] = x.sum()  # and so it is no constant
@@ -280,7 +280,7 @@ def test_a_program_that_is_compiled_again_branches_on_new_values(
     assert float(short_cutting(IN_TWO)) == 0.0
 
 
-def test_a_branch_on_what_forward_writes_is_decided_by_the_first_inputs(
+def test_a_branch_on_a_tensor_that_forward_writes_is_decided_by_the_first_inputs(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     executor = masked(torch.ones(3), changes=True)

@@ -124,7 +124,7 @@ def replays(monkeypatch: pytest.MonkeyPatch) -> list[Callable]:
 
 
 @pytest.mark.parametrize("function", [*WHOLE, over_a_part])
-def test_writes_mean_what_they_mean_in_torch(function: Callable) -> None:
+def test_writes_have_the_same_effect_as_in_torch(function: Callable) -> None:
     torch.manual_seed(0)
     twins = Twins(Having(function, **state()), sgd, **near(50, 3))
 

@@ -158,7 +158,9 @@ REFUSED = [
 
 
 @pytest.mark.parametrize("function, said", REFUSED)
-def test_it_is_refused_where(function: Callable[..., Any], said: str) -> None:
+def test_a_write_to_data_that_cannot_be_followed_is_refused(
+    function: Callable[..., Any], said: str
+) -> None:
     made = model(function)
     made.held = [torch.zeros(8, 4), made.state[:2]]
     if function is one_of_two_buffers_in_one_memory_is_written:

@@ -41,7 +41,7 @@ def test_a_script_is_explained_to_the_last_construct(capsys: Printed) -> None:
 
 
 @pytest.mark.slow
-def test_doctor_explains_what_limits_a_training_script(capsys: Printed) -> None:
+def test_doctor_explains_the_bottleneck_of_a_training_script(capsys: Printed) -> None:
     assert main(["doctor", "--calls", "6", WAITING]) == 0
     out = capsys.readouterr().out
     assert "\nClassifier, training, called at waiting.py:" in out
@@ -97,7 +97,9 @@ def test_a_script_ends_after_the_calls_that_are_asked_for(script: Script, capsys
     assert "the end\n" not in capsys.readouterr().out
 
 
-def test_one_call_is_too_few_to_say_what_limits_a_script(script: Script, capsys: Printed) -> None:
+def test_one_call_is_not_enough_to_find_the_bottleneck_of_a_script(
+    script: Script, capsys: Printed
+) -> None:
     main(["doctor", script(LOOP), "1"])
 
     assert "1 calls are too few" in capsys.readouterr().out
@@ -117,7 +119,7 @@ def test_a_script_that_exits_with_a_status_is_a_failure(script: Script) -> None:
 
 
 @pytest.mark.parametrize("watched", [poptorch.PoplarExecutor, poptorch.DataLoader])
-def test_afterwards_nothing_is_watched(watched: type, script: Script) -> None:
+def test_doctor_leaves_no_instrumentation_behind(watched: type, script: Script) -> None:
     before = dict(vars(watched))
 
     main(["doctor", script(LOOP), "3"])

@@ -131,7 +131,7 @@ def test_info_lists_devices_also_when_it_is_asked_for_nothing(capsys: Printed) -
 
 
 @pytest.mark.usefixtures("two_held")
-def test_info_lists_single_ipus_and_groups_and_who_holds_them(capsys: Printed) -> None:
+def test_info_lists_single_ipus_and_groups_and_their_holders(capsys: Printed) -> None:
     lines = output(info, capsys, "--list-devices").splitlines()
 
     assert len(lines) == 7

@@ -145,7 +145,7 @@ def both(old: Path, new: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[dict, d
 @pytest.mark.slow
 @pytest.mark.numeric
 @pytest.mark.parametrize("text, todo", [(PLAIN, 0), (INFERENCE, 0), (BLOCKS, 0), (CUSTOM, 1)])
-def test_the_new_script_computes_what_the_old_one_does(
+def test_the_new_script_computes_the_same_as_the_old_one(
     text: str, todo: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -126,7 +126,7 @@ def results(tree: Path, name: str, patch: pytest.MonkeyPatch) -> tuple[Results, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", few(WORDS, "custom_op.python_operators", "archived.mnist"))
-def test_a_migrated_example_returns_what_the_original_returns(
+def test_a_migrated_example_returns_the_results_of_the_original(
     name: str, original: Path, migrated: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("POPTORCH_BACKEND", "reference")

@@ -64,7 +64,7 @@ def test_the_list_numbers_the_passes_in_their_order(run: Callable[..., list[str]
         assert each.does in line
 
 
-def test_the_list_says_what_can_be_left_out(run: Callable[..., list[str]]) -> None:
+def test_the_list_names_the_passes_that_can_be_left_out(run: Callable[..., list[str]]) -> None:
     (capture,) = (line for line in run() if line.split()[1:2] == ["capture"])
 
     assert "repeated calls, lone writes, whole writes" in capture
@@ -78,7 +78,7 @@ def test_a_script_prints_how_many_lines_each_pass_changes(
     assert [line.partition(":")[0] for line in lines] == [each.name for each in PASSES]
 
 
-def test_checks_change_nothing(net: str, run: Callable[..., list[str]]) -> None:
+def test_passes_that_only_check_change_nothing(net: str, run: Callable[..., list[str]]) -> None:
     assert "check overlap: changes nothing" in run(net)
 
 

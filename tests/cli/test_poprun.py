@@ -246,7 +246,7 @@ def test_only_the_hosts_of_a_job_get_its_key(
     assert completed(*arguments).key != key
 
 
-def test_on_one_host_the_agent_keeps_what_it_unpickles_in_its_memory(tmp_path: Path) -> None:
+def test_on_one_host_the_agent_unpickles_only_from_its_own_memory(tmp_path: Path) -> None:
     config = poprun._config(completed("--num-instances=2"), str(tmp_path))
     handler = OneHost(config.run_id)
 
@@ -340,7 +340,7 @@ def test_cores_of_numa_nodes(tmp_path: Path) -> None:
     assert poprun.numa_cores(tmp_path / "node2", usable, 2) == []
 
 
-def test_states_are_exchanged_by_those_who_have_the_key_and_no_others_are_read() -> None:
+def test_states_are_read_only_from_processes_with_the_key() -> None:
     store = HashStore()
     one, two = (SignedBackend(C10dRendezvousBackend(store, "job"), b"key") for _ in range(2))
     assert one.get_state() is None

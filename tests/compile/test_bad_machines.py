@@ -74,7 +74,7 @@ def _nothing_kept(monkeypatch: pytest.MonkeyPatch) -> None:
         long("auto", "writes nonsense", 1),
     ],
 )
-def test_broken_compilers(
+def test_a_broken_compiler_causes_one_warning_and_the_interpreter_runs(
     backend: str,
     kind: str,
     sources: int,
@@ -125,7 +125,7 @@ def test_broken_compilers(
         ("optimise", toolchain.sysconfig, "/my python", "C++ compiler, such as '/my python"),
     ],
 )
-def test_the_warning_names_what_is_missing(
+def test_the_warning_names_the_missing_tool(
     backend: str,
     place: Any,
     value: str,

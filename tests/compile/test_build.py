@@ -99,7 +99,7 @@ def read_back(plan: Plan) -> Plan:
 
 
 @pytest.mark.parametrize("name", few(ZOO, "batchnorms", "dropout"))
-def test_graphs_come_back(name: str) -> None:
+def test_a_graph_that_is_written_and_read_is_equal(name: str) -> None:
     torch.manual_seed(0)
     model = ZOO[name].build()
     x, y = ZOO[name].inputs(4)
@@ -122,7 +122,7 @@ def test_graphs_come_back(name: str) -> None:
         assert torch.equal(left, right)
 
 
-def test_special_values() -> None:
+def test_special_values_can_be_written_and_read() -> None:
     values = (
         float("inf"),
         -0.0,

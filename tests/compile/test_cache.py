@@ -96,7 +96,7 @@ def test_values_without_a_text_form_are_allowed_and_a_miss_reads_few_entries(
 
 @pytest.mark.slow
 @pytest.mark.spec("runtime", 15, 16, 17, 18)
-def test_hits_and_misses_that_say_what_differs(
+def test_equal_programs_are_hits_of_the_cache_and_a_miss_names_the_difference(
     folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("POPTORCH_POD_DIR", str(folder.parent / "pod"))  # device 5 is free
@@ -126,7 +126,7 @@ def test_hits_and_misses_that_say_what_differs(
 
 
 @pytest.mark.slow
-def test_code_of_another_home_is_a_miss_that_says_what_to_set(
+def test_code_of_another_home_is_a_miss_with_a_remedy(
     folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.INFO, "poptorch:cpp")
@@ -246,7 +246,7 @@ def test_a_folder_of_no_use_is_a_warning(
 
 
 @pytest.mark.long
-def test_two_processes_at_once(folder: Path) -> None:
+def test_two_processes_can_write_the_same_cache_entry(folder: Path) -> None:
     code = (
         "import sys, torch, poptorch\n"
         "opts = poptorch.Options().backend('reference').enableExecutableCaching(sys.argv[1])\n"
@@ -293,7 +293,7 @@ def test_the_command_explains_a_program_by_the_beginning_of_its_key(
     assert "loops.iterations: 1" in capsys.readouterr().out
 
 
-def test_the_command_explains_in_what_two_programs_differ(
+def test_the_command_explains_how_two_programs_differ(
     two_programs: tuple[str, str], folder: Path, capsys: Printed
 ) -> None:
     main(["cache", "--dir", str(folder), "explain", *two_programs])

@@ -159,7 +159,7 @@ def test_the_same_numbers_come_out_of_fewer_lanes(monkeypatch: pytest.MonkeyPatc
         (2, 128, 1, 4, 64),
     ],
 )
-def test_there_are_lanes_for_64_rows_or_for_what_the_caches_hold(
+def test_there_are_lanes_for_64_rows_or_for_the_size_of_the_caches(
     rows: int, micro_batches: int, replicas: int, width: int, expected_steps: int
 ) -> None:
     opts = options(accumulation=micro_batches, replicas=replicas)
@@ -206,7 +206,7 @@ def test_lanes_that_the_user_asks_for_are_counted_over_replicas(
     assert chosen == (Lanes(expected_steps, replicas) if expected_steps else None)
 
 
-def test_lanes_that_the_user_asks_for_become_a_divisor_whatever_memory_they_take() -> None:
+def test_lanes_that_the_user_asks_for_become_a_divisor_and_memory_is_not_considered() -> None:
     opts = options(accumulation=12).lanes(5).laneMemory(1)
 
     assert chosen_lanes(opts, rows=2, width=256) == Lanes(4)

@@ -72,7 +72,7 @@ def names_of(start: Compilation, stop: str) -> list[str]:
 
 
 @pytest.mark.parametrize("each", PASSES, ids=lambda each: each.name)
-def test_a_pass_needs_what_was_given_or_what_an_earlier_pass_makes(each: Pass) -> None:
+def test_a_pass_needs_only_given_values_and_results_of_earlier_passes(each: Pass) -> None:
     earlier = {other.makes for other in PASSES[: PASSES.index(each)]}
 
     assert {*each.needs} <= {*GIVEN, *earlier}
@@ -96,13 +96,13 @@ def test_a_function_takes_and_returns_the_types_of_the_values(
     assert get_type_hints(function) == expected
 
 
-def test_names_of_what_can_be_left_out_are_unique() -> None:
+def test_names_of_optional_passes_are_unique() -> None:
     names = [name for each in PASSES for name in each.optional]
 
     assert len({*names}) == len(names)
 
 
-def test_each_is_logged_with_its_time(caplog: pytest.LogCaptureFixture) -> None:
+def test_each_pass_is_logged_with_its_time(caplog: pytest.LogCaptureFixture) -> None:
     poptorch.setLogLevel("TRACE")
     with caplog.at_level(logging.DEBUG, logger="poptorch:cpp"):
         training(Scaled(torch.tanh), options(accumulation=2)).compile(torch.randn(4))
@@ -128,13 +128,13 @@ def test_a_run_returns_a_new_value_and_leaves_the_given_one_as_it_was() -> None:
     assert done.layout is not None
 
 
-def test_a_run_makes_only_what_its_last_pass_needs() -> None:
+def test_a_run_makes_only_the_values_that_its_last_pass_needs() -> None:
     start = only(compilation(), "micro")
 
     assert names_of(start, "build") == ["lanes", "place", "shard", "bundle", "build"]
 
 
-def test_a_run_does_not_make_what_is_given() -> None:
+def test_a_run_does_not_make_values_that_are_given() -> None:
     start = only(compilation(), "micro", "layout")
 
     assert names_of(start, "stage") == ["stage"]
@@ -265,12 +265,12 @@ def test_results_are_the_same_without_a_pass(
     torch.testing.assert_close(weights, whole[1])
 
 
-def test_a_pass_that_makes_what_others_need_cannot_be_left_out() -> None:
+def test_a_pass_whose_results_others_need_cannot_be_left_out() -> None:
     with pytest.raises(poptorch.Error, match="cannot be left out"):
         passes.check_names(["place"])
 
 
-def test_the_error_lists_what_can_be_left_out() -> None:
+def test_the_error_lists_the_optional_passes() -> None:
     with pytest.raises(poptorch.Error, match=", ".join(OPTIONAL)):
         passes.check_names(["nonsense"])
 

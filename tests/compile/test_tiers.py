@@ -360,7 +360,7 @@ def test_processes_of_a_job_share_its_graphs(kept: list[Any]) -> None:
     job.end()
 
 
-def test_one_that_is_busy_or_has_ended_is_not_kept_and_says_why(
+def test_a_compiler_process_that_is_busy_or_ended_is_not_kept(
     kept: list[Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "poptorch:cpp")

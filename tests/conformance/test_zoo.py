@@ -126,13 +126,15 @@ def test_a_small_memory_budget_means_more_chunks_and_the_same_result() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("check", CONFORMANCE)
 @pytest.mark.parametrize("backend", ["reference", "staged"])
-def test_interpreting_backends(backend: str, check: str) -> None:
+def test_interpreting_backends_conform_to_the_protocol(backend: str, check: str) -> None:
     CONFORMANCE[check](backend)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("check", few(CONFORMANCE, "loops"))
-def test_inductor_as_it_ships(check: str, tmp_path: Path) -> None:
+def test_inductor_with_default_settings_conforms_to_the_protocol(
+    check: str, tmp_path: Path
+) -> None:
     """In a user's process, whose compiler conftest does not make quicker, with no code kept."""
     program = f"import poptorch.testing; poptorch.testing.CONFORMANCE[{check!r}]('inductor')"
     settings = programs.with_ours(TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "code"))
@@ -175,7 +177,7 @@ def with_broken(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     registry.available.cache_clear()
 
 
-def test_the_suite_can_fail(with_broken: Any) -> None:
+def test_the_conformance_suite_can_fail(with_broken: Any) -> None:
     assert isinstance(registry.choose("broken"), backends.Backend)
     with pytest.raises(AssertionError):
         CONFORMANCE["one step"]("broken")
@@ -202,7 +204,7 @@ def test_the_environment_chooses_a_backend_unless_an_option_does(
         (torch.ones(2), 1, False),
     ],
 )
-def test_allclose(
+def test_allclose_of_the_suite_compares_nested_results(
     ref: torch.Tensor | tuple[list[torch.Tensor] | torch.Tensor, ...], other: Any, same: bool
 ) -> None:
     assert allclose(ref, other) is same
@@ -338,7 +340,7 @@ def trusted(case: Case) -> None:
 )
 @example(case=Case(model="linear", hints=("cycles", "model")))
 @given(case=TRUST_CASES.filter(lambda case: case.possible))
-def test_a_model_computes_what_eager_computes_or_raises_an_error_that_says_why_not(
+def test_a_model_agrees_with_eager_pytorch_or_raises_an_error_with_the_reason(
     case: Case,
 ) -> None:
     if "cycles" in case.hints and "model" in case.hints:

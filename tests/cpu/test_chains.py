@@ -33,7 +33,7 @@ def _small_pieces_pay(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.param(COUNTING, id="layers that write buffers"),
     ],
 )
-def test_pieces_compute_what_the_whole_graph_does(
+def test_pieces_compute_the_same_as_the_whole_graph(
     repeated: Repeated, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.DEBUG, "poptorch:cpp"):

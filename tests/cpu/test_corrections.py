@@ -27,7 +27,7 @@ def test_a_lazy_conjugate_is_computed_at_once() -> None:
     assert found == {aten._conj_physical.default}
 
 
-def test_a_factor_of_a_sum_is_an_operator_of_its_own() -> None:
+def test_a_factor_of_a_sum_is_a_separate_operator() -> None:
     found = operators(lambda x, y: torch.add(x, y, alpha=0.5), torch.ones(3), torch.ones(3))
     assert found == {aten.mul.Tensor, aten.add.Tensor}
 

@@ -258,7 +258,7 @@ def test_several_threads_are_measured_only_if_each_has_a_core(
     assert all(0 < seconds < float("inf") for seconds in times.values())
 
 
-def test_each_processor_and_instruction_set_has_a_table_of_its_own(
+def test_each_processor_and_instruction_set_has_its_own_table(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     processors = [("A", "fma avx2"), ("B", "fma avx2"), ("A", "fma"), ("", "")]

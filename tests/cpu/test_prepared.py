@@ -28,7 +28,7 @@ def _everything_is_packed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(convolutions, "SMALLEST", 0)
 
 
-def test_the_plan_says_what_runs_when_weights_change() -> None:
+def test_the_plan_shows_the_operators_that_run_when_weights_change() -> None:
     executor = compiled(Mixed().eval())
     executor.compile(normal(2, 3, 6, 5))
     text = "when weights change\n  run prepare(param.*, buffer.*) -> value.*\n"
@@ -84,7 +84,7 @@ def test_statistics_that_are_written_and_never_read_are_written() -> None:
     assert "when weights change" in executor.plan().describe()
 
 
-def test_a_saved_program_prepares_what_it_loads(tmp_path: Path) -> None:
+def test_a_saved_program_prepares_the_weights_that_it_loads(tmp_path: Path) -> None:
     model, x = Mixed().eval(), normal(2, 3, 6, 5)
     compiled(model).compileAndExport(tmp_path / "model.poptorch", x)
     same(poptorch.load(tmp_path / "model.poptorch"), model, x)

@@ -67,7 +67,7 @@ def test_the_stride_of_quotients_and_remainders_is_known_without_torch(index: sy
 
 
 @pytest.mark.parametrize("index", OTHERS)
-def test_the_stride_of_another_index_is_what_torch_says(index: sympy.Expr) -> None:
+def test_the_stride_of_another_index_is_the_one_that_torch_computes(index: sympy.Expr) -> None:
     def usual(*arguments: object) -> object:
         return "torch's", arguments
 

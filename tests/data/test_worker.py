@@ -44,7 +44,9 @@ def test_a_long_error_text_loses_its_beginning(ends: list[Channel]) -> None:
 
 
 @pytest.mark.parametrize("has_unread", [False, True])
-def test_the_end_of_the_other_process(ends: list[Channel], has_unread: bool) -> None:
+def test_a_channel_reports_the_end_of_the_other_process(
+    ends: list[Channel], has_unread: bool
+) -> None:
     one, other = ends
     one.send(MessageKind.STOP)
     if has_unread:
@@ -79,7 +81,9 @@ def test_waiting_ends_when_a_watched_descriptor_is_ready(ends: list[Channel]) ->
         (0.0, 0.0, "(0%) went into waiting"),
     ],
 )
-def test_the_verdict(waited: float, total: float, text: str) -> None:
+def test_the_verdict_says_whether_the_device_or_the_host_limits_the_run(
+    waited: float, total: float, text: str
+) -> None:
     assert text in verdict(waited, total)
 
 
@@ -105,7 +109,7 @@ def test_pauses_get_longer_until_a_message_ends_them(monkeypatch: pytest.MonkeyP
     theirs.close()
 
 
-def test_only_what_the_ended_processes_left_is_removed(
+def test_only_files_of_ended_processes_are_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker, "_SHARED_MEMORY", tmp_path)
@@ -140,7 +144,7 @@ class Batched(Numbers):
 @pytest.mark.parametrize(
     "n, others", [(250, {}), (250, {"shuffle": True}), (192, {"drop_last": False})]
 )
-def test_who_does_the_work_of_two_reads_their_samples(
+def test_a_process_that_does_the_work_of_two_reads_their_samples(
     n: int, others: dict[str, bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def read(process: int, processes: int) -> list[torch.Tensor]:

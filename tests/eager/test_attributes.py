@@ -200,7 +200,7 @@ def test_a_copy_of_a_weight_in_inference_is_not_a_difference() -> None:
     assert loss.isfinite()
 
 
-def test_the_line_that_changes_it_is_named() -> None:
+def test_the_line_that_changes_an_attribute_is_named() -> None:
     with pytest.raises(poptorch.Error, match=r"self.step \+= 1"):
         infer(WarmUp())
 

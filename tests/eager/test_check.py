@@ -205,7 +205,7 @@ def test_a_difference_is_one_warning_if_asked_for(
     assert caplog.text.count("does not agree with eager PyTorch") == 1
 
 
-def test_off_compares_nothing() -> None:
+def test_check_against_eager_off_compares_nothing() -> None:
     model = Two(lambda self, x: 2 * x if captured(x) else x)
 
     _, loss = train_once(model, checking("off"))
@@ -213,7 +213,7 @@ def test_off_compares_nothing() -> None:
     assert loss.isfinite()
 
 
-def test_another_word_is_refused() -> None:
+def test_another_argument_of_check_against_eager_is_refused() -> None:
     with pytest.raises(ValueError, match="loud"):
         poptorch.Options().checkAgainstEager("loud")
 
@@ -321,7 +321,7 @@ def test_a_wrong_pass_is_named(wrong_writes: None) -> None:
     assert "without the pass 'whole writes' the program agrees with eager PyTorch" in message
 
 
-def test_the_message_on_a_wrong_pass_says_what_differs(wrong_writes: None) -> None:
+def test_the_message_on_a_wrong_pass_names_the_results_that_differ(wrong_writes: None) -> None:
     message = error_of(Two(doubling_in_place))
 
     assert "output 0 differs by" in message
@@ -444,7 +444,7 @@ def changed(request: pytest.FixtureRequest) -> Changing:
     return changing(request.param)
 
 
-def test_a_buffer_has_what_the_call_alone_wrote(changed: Changing) -> None:
+def test_a_buffer_has_only_the_writes_of_the_call(changed: Changing) -> None:
     calls = 0 if changed.fails is KeyboardInterrupt else 1
 
     assert torch.equal(changed.count, torch.full((3,), calls))

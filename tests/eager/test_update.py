@@ -201,7 +201,7 @@ def test_an_update_that_was_compared_is_not_compared_again(
     assert comparisons == [kind.__name__]
 
 
-def test_another_learning_rate_is_no_other_update(comparisons: list[str]) -> None:
+def test_an_update_with_another_learning_rate_is_not_compared_again(comparisons: list[str]) -> None:
     for rate in (0.1, 0.2):
         model = Model()
         optimizer = torch.optim.NAdam(model.parameters(), lr=rate)

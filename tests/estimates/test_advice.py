@@ -116,7 +116,7 @@ each_that_is_too_large = pytest.mark.parametrize(
 
 @pytest.mark.slow
 @each_that_is_too_large
-def test_advice_for_what_does_not_fit_saves_and_costs_what_it_says(size: Size) -> None:
+def test_advice_for_a_model_that_does_not_fit_saves_and_costs_as_predicted(size: Size) -> None:
     followed = with_first_advice(size)
 
     assert not followed.before.fits
@@ -207,14 +207,14 @@ def faster(request: pytest.FixtureRequest) -> Followed:
     return Followed(before, line, after)
 
 
-def test_advice_for_what_fits_makes_it_faster(faster: Followed) -> None:
+def test_advice_for_a_model_that_fits_makes_it_faster(faster: Followed) -> None:
     assert faster.before.fits
     assert faster.line.fits
     assert faster.line.costs < 0
     assert faster.after.items_per_second > faster.before.items_per_second
 
 
-def test_advice_for_what_fits_saves_and_costs_what_it_says(faster: Followed) -> None:
+def test_advice_for_a_model_that_fits_saves_and_costs_as_predicted(faster: Followed) -> None:
     assert faster.saved == pytest.approx(faster.line.saves, abs=1)
     assert faster.cost == pytest.approx(faster.line.costs, abs=1e-9)
 
@@ -228,7 +228,7 @@ def test_more_samples_per_call_are_advised_first_where_the_host_takes_a_third_of
     assert list(faster.before.advice[: len(of_calls)]) == of_calls
 
 
-def test_other_advice_for_what_fits_begins_with_the_quickest(faster: Followed) -> None:
+def test_other_advice_for_a_model_that_fits_begins_with_the_quickest(faster: Followed) -> None:
     others = [line for line in faster.before.advice if "samples per call" not in line.change]
 
     assert others == sorted(others, key=lambda line: line.costs)
@@ -380,7 +380,7 @@ def pipeline(accumulation: int, advice: bool) -> Estimate:
 
 
 @pytest.mark.slow
-def test_where_chips_wait_for_one_another_more_accumulation_is_advised() -> None:
+def test_more_accumulation_is_advised_if_chips_wait_for_each_other() -> None:
     before, after = pipeline(8, advice=True), pipeline(32, advice=False)
 
     first = before.advice[0]

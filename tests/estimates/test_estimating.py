@@ -91,7 +91,7 @@ def test_a_chip_is_busy_for_the_sum_of_its_actions(pipeline: Estimate, chip: int
     assert pipeline.chips[chip].cycles == pytest.approx(busy * pipeline.runs)
 
 
-def test_shares_of_what_bounds_the_time_add_up_to_one(pipeline: Estimate) -> None:
+def test_shares_of_the_limiting_resources_add_up_to_one(pipeline: Estimate) -> None:
     assert sum(pipeline.bound.values()) == pytest.approx(1)
 
 
@@ -164,7 +164,7 @@ def costs(pipeline: Estimate) -> list[float]:
     return [row.runs * (row.compute + row.exchange + row.sync) for row in pipeline.operators]
 
 
-def test_operators_are_sorted_by_what_all_their_runs_cost(
+def test_operators_are_sorted_by_the_cost_of_all_their_runs(
     pipeline: Estimate, costs: list[float]
 ) -> None:
     assert [row.cycles for row in pipeline.operators] == sorted(costs, reverse=True)
@@ -276,7 +276,7 @@ def staged() -> Any:
     return plan, estimate
 
 
-def test_the_estimated_schedule_is_what_the_staged_backend_executes(staged: Any) -> None:
+def test_the_staged_backend_executes_the_estimated_schedule(staged: Any) -> None:
     plan, estimate = staged
     executed = [(chip, str(action)) for _, chip, action in plan.schedule.cells()]
 
@@ -284,7 +284,7 @@ def test_the_estimated_schedule_is_what_the_staged_backend_executes(staged: Any)
 
 
 @pytest.mark.parametrize("before, after", [("0F2", "1F2"), ("1B2", "0B2")])
-def test_an_action_starts_when_what_it_reads_has_arrived(
+def test_an_action_starts_when_its_inputs_have_arrived(
     staged: Any, before: str, after: str
 ) -> None:
     _, estimate = staged
@@ -462,7 +462,9 @@ def test_the_largest_tensor_of_each_pass_is_named(large_micro_batches: Estimate)
     assert moments["0U0"].bytes == LAYER
 
 
-def test_the_largest_tensor_between_passes_is_what_waits(large_micro_batches: Estimate) -> None:
+def test_the_largest_tensor_between_passes_is_one_that_waits_for_a_later_pass(
+    large_micro_batches: Estimate,
+) -> None:
     """Stage 0 keeps the inputs of two micro-batches in flight."""
     waiting = large_micro_batches.chips[0].moments[""]
 

@@ -38,7 +38,7 @@ def test_one_process_and_no_bytes_cost_nothing(cost: Cost, counts: list[int], li
 
 @each_link
 @each_way
-def test_no_way_is_faster_with_more_bytes_or_processes(
+def test_no_algorithm_is_faster_with_more_bytes_or_processes(
     cost: Cost, counts: list[int], link: Link
 ) -> None:
     times = torch.tensor([[cost(size, n, link) for n in counts] for size in (1e4, 2e6, 3e8)])
@@ -187,7 +187,7 @@ def test_an_undivided_state_is_advised_with_its_efficiency(divided: Any, row_of_
     assert divided.remedies[0] == Remedy("undivided optimizer state", row_of_64.efficiency)
 
 
-def test_no_process_is_refused() -> None:
+def test_an_estimate_for_zero_processes_is_refused() -> None:
     with pytest.raises(ValueError, match="Numbers of processes must be integers"):
         estimated(0)
 

@@ -99,7 +99,7 @@ def expected_line(line: Variant, training: bool, norm: bool) -> Variant:
         long(False, False, {"precision": ["float32", "float16"]}),
     ],
 )
-def test_there_is_a_line_for_each_combination_and_it_is_the_estimate(
+def test_each_combination_has_a_line_with_its_estimate(
     training: bool, norm: bool, vary: dict[str, list[Any]]
 ) -> None:
     """One more line is of the present options; the quickest comes first."""
@@ -140,7 +140,9 @@ def test_the_line_of_the_present_options_is_that_of_equal_settings(of_chips: Any
 
 
 @pytest.mark.slow
-def test_printed_lines_say_whether_a_variant_fits_and_what_is_too_large(of_chips: Any) -> None:
+def test_printed_lines_say_whether_a_variant_fits_and_name_the_memory_that_is_too_large(
+    of_chips: Any,
+) -> None:
     printed = str(of_chips).splitlines()
 
     assert printed[2].endswith("fits")
@@ -223,7 +225,7 @@ def test_replicas_are_cut_as_autoplace_cuts(training: bool) -> None:
         ({"accumulation": [2]}, "Inference has no gradient accumulation"),
     ],
 )
-def test_settings_that_cannot_be_are_refused(vary: Any, title: str) -> None:
+def test_impossible_settings_are_refused(vary: Any, title: str) -> None:
     training = "Inference" not in title
 
     with pytest.raises(poptorch.Error, match=title) as refused:
@@ -241,7 +243,7 @@ def of_replicas() -> Any:
     return poptorch.what_if(wrapped(True), BATCH, system="mk2:4", vary=vary)
 
 
-def test_combinations_that_cannot_be_are_left_out(of_replicas: Any) -> None:
+def test_impossible_combinations_are_left_out(of_replicas: Any) -> None:
     assert [line.settings["replicas"] for line in of_replicas] == [1, PRESENT]
 
 
@@ -256,7 +258,7 @@ def test_a_warning_says_how_many_combinations_are_left_out_and_why(
     assert "cannot divide the samples of a call" in warning
 
 
-def test_a_page_has_a_row_for_each_line_and_fits_on_a_telephone(
+def test_a_page_has_a_row_for_each_line_and_fits_on_a_phone(
     of_replicas: Any, tmp_path: Path
 ) -> None:
     of_replicas.to_html(tmp_path / "table.html")

@@ -95,7 +95,7 @@ def test_phases_train_as_placed_and_as_eager_torch_does(
     assert {(stage.phase, stage.chip) for stage in executor.plan().layout.stages} == placed
 
 
-def test_each_row_of_published_programs_names_what_runs_it() -> None:
+def test_each_row_of_published_programs_names_its_command() -> None:
     page = (ARCHIVED / "README.md").read_text()
     rows = re.findall(r"^\|[^|]+\| (?:yes|partly) \|([^|]+)\|[^|]+\|$", page, re.M)
     assert len(rows) == len(re.findall(r"^\| ", page, re.M)) - 1  # all but the head

@@ -46,7 +46,7 @@ def test_the_examples_are_all_in_the_makefile_and_have_a_page() -> None:
 @pytest.mark.parametrize(
     "name", few([name for name in FOLDERS if name not in UNLIKE], "series", "text", "single_cell")
 )
-def test_it_learns_as_eager_does(
+def test_the_example_of_the_readme_learns_as_eager_pytorch_does(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the words of the README's command, which save a picture and the weights."""
@@ -140,7 +140,7 @@ def test_poptorch_follows_the_native_loop(
     assert ported.compile_seconds is not None
 
 
-def test_the_demo_shows_both() -> None:
+def test_the_demo_shows_results_of_native_pytorch_and_poptorch() -> None:
     text = script("demo.py", "--limit", "320", "--epochs", "1", "--threads", "1")
     assert "Speeds are not compared: poptorch runs on the reference backend" in text
     assert re.search(r"^ +native PyTorch +poptorch$", text, re.M)
@@ -215,7 +215,7 @@ def test_updates_are_those_of_sb3_where_its_order_does_not_matter(
 
 
 @pytest.mark.larger("test_updates_are_those_of_sb3_where_its_order_does_not_matter")
-def test_a_file_goes_both_ways_and_a_seed_gives_the_same_numbers(
+def test_an_agent_can_be_loaded_by_both_classes_and_a_seed_repeats_its_weights(
     train: Any, tmp_path: Path
 ) -> None:
     first, again = agent(train.CompiledSAC), agent(train.CompiledSAC)

@@ -143,7 +143,7 @@ def test_the_state_of_the_program_is_shown(exported: Exported) -> None:
     assert exported.tensors.keys() == program.state_slots().keys() | views
 
 
-def test_state_links_to_what_reads_it(exported: Exported) -> None:
+def test_state_links_to_the_operators_that_read_it(exported: Exported) -> None:
     """Views of bundled state are read everywhere that the bundle is."""
     program = exported.executor.plan().program
     views = {view.slot.key for view in program.views()}
@@ -154,7 +154,7 @@ def test_state_links_to_what_reads_it(exported: Exported) -> None:
     assert linked - views == inputs & exported.tensors.keys() - views
 
 
-def test_state_links_to_what_writes_it(exported: Exported) -> None:
+def test_state_links_to_the_operators_that_write_it(exported: Exported) -> None:
     outputs = {slot.key for graph in exported.graphs for slot in graph.outputs}
 
     linked = {key for key, (_, _, _, written) in exported.tensors.items() if hrefs(written)}

@@ -59,7 +59,7 @@ def test_a_batch_is_one_graph_of_merged_clusters_and_one_of_padding(batch: Data)
 
 
 @pytest.mark.parametrize("at", range(3))
-def test_micro_batches_begin_with_what_torch_geometric_merges(
+def test_micro_batches_begin_with_the_clusters_that_torch_geometric_merges(
     batch: Data, without_padding: list[Data], at: int
 ) -> None:
     expected = without_padding[at]

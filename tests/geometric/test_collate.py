@@ -668,7 +668,7 @@ def test_numbers_of_graphs_start_again_in_each_group(
 
 
 @pytest.mark.spec("geometric", 40)
-def test_attributes_of_graphs_follow_one_another_group_by_group(combined: Data) -> None:
+def test_attributes_of_graphs_are_concatenated_group_by_group(combined: Data) -> None:
     assert combined.graphs_mask.tolist() == [True, True, False] * 2
     assert combined.name == ["2", "3", "2", "4", "2", "4"]
 

@@ -83,7 +83,7 @@ def test_the_rest_is_dropped_unless_it_is_asked_for() -> None:
     assert len(list(pg.FixedSizeDataLoader(made.graphs(5), 4))) == 1
 
 
-def test_the_rest_is_filled_up_with_padding_graphs() -> None:
+def test_an_incomplete_batch_is_filled_up_with_padding_graphs() -> None:
     loader = pg.FixedSizeDataLoader(made.graphs(5), 4, drop_last=False)
 
     full, rest = loader
@@ -225,7 +225,7 @@ def test_device_iterations_multiply_the_first_dimension_of_every_tensor(
 
 @pytest.mark.spec("geometric", 63, 65)
 @pytest.mark.parametrize("name", ["x", "edge_index", "y", "ptr"])
-def test_micro_batches_of_one_call_follow_one_another(
+def test_micro_batches_of_one_call_are_in_order(
     make_loader: Callable[[int], poptorch.DataLoader], name: str
 ) -> None:
     one = list(make_loader(1))

@@ -20,7 +20,7 @@ def test_no_masker_returns_the_object_it_was_given(name: str) -> None:
 
 @pytest.mark.spec("geometric", 92)
 @pytest.mark.parametrize("name", NAMES)
-def test_a_layer_behind_no_masker_computes_what_it_computed(name: str) -> None:
+def test_a_layer_behind_no_masker_computes_the_same_as_before(name: str) -> None:
     layer = getattr(PreLayerMasker(NoMasker()), name)(torch.add)
 
     out = layer(torch.ones(2), torch.zeros(2), mask=None)

@@ -85,7 +85,7 @@ def test_missing_neighbours_are_marked_on_both_sides(nearest: torch.Tensor) -> N
 
 
 @pytest.mark.spec("geometric", 85)
-def test_the_nearest_come_first(nearest: torch.Tensor) -> None:
+def test_knn_returns_the_nearest_points_first(nearest: torch.Tensor) -> None:
     distances = (POINTS[nearest[1]] - OTHERS[nearest[0]]).norm(dim=1)
     of_the_first = distances.view(7, 4)[0]
 

@@ -229,7 +229,7 @@ def test_metrics_and_the_callbacks_that_read_them(steps: int, tmp_path: Path) ->
     assert rates[0] == rates[1]
 
 
-def test_testing_and_predicting(tmp_path: Path) -> None:
+def test_testing_and_predicting_give_the_results_of_the_plain_trainer(tmp_path: Path) -> None:
     module = Net()
     ours, plain = trainer(True, tmp_path), trainer(False, tmp_path)
     mine = ours.test(module, [loader(8), loader(9)], verbose=False)
@@ -252,7 +252,7 @@ def test_checkpoints_resume_in_either_way(tmp_path: Path) -> None:
         torch.testing.assert_close(again.state_dict(), whole.state_dict())
 
 
-def test_a_resumed_run_draws_what_the_whole_one_drew(tmp_path: Path) -> None:
+def test_a_resumed_run_draws_the_numbers_of_an_uninterrupted_one(tmp_path: Path) -> None:
     whole = Net()
     whole.layers[1] = torch.nn.Dropout(0.5)
     start = copy.deepcopy(whole)
@@ -367,7 +367,7 @@ def with_options(chosen: poptorch.Options, folder: Path, **settings: Any) -> pl.
     )
 
 
-def test_a_trainer_that_does_not_accumulate_does_what_the_options_say(tmp_path: Path) -> None:
+def test_a_trainer_without_accumulation_accumulates_as_the_options_say(tmp_path: Path) -> None:
     module = Net()
     other = copy.deepcopy(module)
 

@@ -212,7 +212,7 @@ class PlainWeighted(PLAIN):
     compute_loss = Weighted.compute_loss
 
 
-def test_a_loss_of_the_users_own(tmp_path: Path) -> None:
+def test_a_user_defined_loss_trains_as_in_the_plain_trainer(tmp_path: Path) -> None:
     trained(bert, tmp_path, (Weighted, PlainWeighted))
 
 
@@ -399,7 +399,7 @@ def test_no_samples_are_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixtur
     assert not args.dataloader_drop_last
 
 
-def test_other_ways_to_run_counts_and_lengths_that_differ_are_refused(tmp_path: Path) -> None:
+def test_torch_compile_device_iterations_and_differing_lengths_are_refused(tmp_path: Path) -> None:
     with pytest.raises(poptorch.Error, match="torch_compile cannot be combined with poptorch"):
         made(Trainer, bert(), arguments(tmp_path, torch_compile=True))
     with pytest.raises(ValueError, match="deviceIterations must be set in the TrainingArguments"):

@@ -362,7 +362,7 @@ def test_an_uneven_matrix_leaves_the_last_tiles_emptier(uneven: Any) -> None:
     assert max(uneven.tiles) > 1.005 * min(uneven.tiles)
 
 
-def test_a_chip_needs_what_its_fullest_tile_needs_on_every_tile(uneven: Any) -> None:
+def test_a_chip_needs_the_memory_of_its_fullest_tile_on_every_tile(uneven: Any) -> None:
     assert uneven.bytes == pytest.approx(1472 * max(uneven.tiles), rel=1e-4)
 
 

@@ -145,7 +145,7 @@ towers = st.tuples(
 @example((2, 300, "gelu"), 1, "AdamW")
 @example((1, 33, "relu"), 500, "AdamW")
 @example((2, 3, "softmax"), 500, "LAMB")
-def test_a_model_of_halves_needs_no_more_of_anything_but_temporaries_and_code(
+def test_a_model_in_half_needs_more_memory_only_for_temporaries_and_code(
     shape: Shape, rows: int, optimizer: str
 ) -> None:
     half = tower(torch.half, shape, rows, optimizer)

@@ -74,7 +74,7 @@ def test_an_lstm_has_the_products_of_four_gates_at_every_step(
 
 
 @both_types
-def test_an_lstm_is_one_operator_whose_steps_follow_one_another(dtype: torch.dtype) -> None:
+def test_an_lstm_is_one_operator_whose_steps_are_sequential(dtype: torch.dtype) -> None:
     five, nine = lstm(5, dtype), lstm(9, dtype)
 
     assert count(five, "lstm_layer") == 1

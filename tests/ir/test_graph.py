@@ -43,7 +43,7 @@ def step() -> Graph:
     return compose("step", [forward(), update()])
 
 
-def test_a_joined_graph_reads_what_no_part_writes(step: Graph) -> None:
+def test_a_joined_graph_reads_the_values_that_none_of_its_parts_writes(step: Graph) -> None:
     assert step.inputs == (PARAM, BATCH)
     verify_graph(step)
 
@@ -53,7 +53,7 @@ def test_a_joined_graph_writes_results_and_state_but_no_gradients(step: Graph) -
     assert step.updates == {PARAM.key}
 
 
-def test_a_joined_graph_writes_what_it_is_to_keep() -> None:
+def test_a_joined_graph_writes_the_values_that_are_requested() -> None:
     step = compose("step", [forward(), update()], keep=[Kind.GRADIENT])
 
     assert GRADIENT.key in [slot.key for slot in step.outputs]

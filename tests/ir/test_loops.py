@@ -82,7 +82,7 @@ def test_micro_batches_are_numbered_step_by_step_and_replica_by_replica(loops: L
 
 @settings(max_examples=60, deadline=None)
 @given(counts(), st.data())
-def test_lanes_read_what_single_runs_would(loops: Loops, data: st.DataObject) -> None:
+def test_lanes_read_the_same_slices_as_single_runs(loops: Loops, data: st.DataObject) -> None:
     steps = data.draw(st.sampled_from(divisors(loops.steps)))
     lanes = Lanes(steps, loops.replicas)
     value = torch.arange(loops.slices * 2).view(-1, 1)

@@ -14,7 +14,7 @@ def test_a_pass_needs_the_parameters_of_its_function() -> None:
     assert Pass("double", "_room", doubled, "number").needs == ("number", "factor")
 
 
-def test_a_pass_says_what_it_does_in_one_line() -> None:
+def test_a_pass_describes_itself_in_one_line() -> None:
     assert Pass("double", "_room", doubled).does == "multiply a number by a factor"
 
 

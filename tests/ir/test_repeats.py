@@ -25,7 +25,7 @@ def test_the_repetition_that_saves_most_is_offered_first(
     assert repetitions(text, first_of) == [Stretch(start, period, end)]
 
 
-def test_the_rest_on_both_sides_is_searched_too() -> None:
+def test_elements_on_both_sides_of_a_repetition_are_searched_too() -> None:
     found = repetitions("ababx" + 5 * "cdef" + "yghgh", first_of)
 
     assert [(each.start, each.period) for each in found] == [(0, 2), (5, 4), (26, 2)]

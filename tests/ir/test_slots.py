@@ -57,7 +57,7 @@ def test_a_moment_has_a_name_and_the_shape_of_its_weight() -> None:
     assert MOMENT.shape == (3, 2)
 
 
-def test_a_moment_knows_that_of_another_weight() -> None:
+def test_the_slot_of_a_moment_gives_that_of_another_weight() -> None:
     other = slots.param("velocity.fc.weight", (5,), torch.float16)
 
     assert MOMENT.of(other) == slots.moment("velocity", other, torch.float32)

@@ -29,7 +29,7 @@ def store(tmp_path: Path) -> FolderStore:
     return FolderStore(tmp_path)
 
 
-def test_values_are_read_by_their_keys_whatever_these_are(store: FolderStore) -> None:
+def test_values_are_read_by_their_keys_even_if_keys_are_unusual(store: FolderStore) -> None:
     keys = ["a", "a/b", "../a", ".", "ä\n", "%2F"]
     for key in keys:
         store.set(key, f"of {key}")
@@ -54,7 +54,7 @@ def test_keys_are_there_until_they_are_deleted(store: FolderStore) -> None:
     assert not store.check(["key"])
 
 
-def test_who_reads_a_value_before_it_is_written_waits_for_it(store: FolderStore) -> None:
+def test_a_reader_waits_for_a_value_that_is_not_yet_written(store: FolderStore) -> None:
     later = threading.Timer(0.05, store.set, ["key", "value"])
     later.start()
 
@@ -105,7 +105,7 @@ def test_the_usual_folder_that_another_user_has_made_is_refused(
 
 
 @pytest.mark.slow
-def test_another_user_can_neither_read_nor_write_what_a_job_keeps(own_folder: Path) -> None:
+def test_another_user_can_neither_read_nor_write_the_files_of_a_job(own_folder: Path) -> None:
     place = Place(JOB, 0, 2)
     place.store.set("invited", "[]")
     code = (
@@ -188,7 +188,7 @@ def signed(inner: FolderStore, key: str = "secret", name: str = "start") -> Sign
     return SignedStore(inner, key, name)
 
 
-def test_those_who_have_the_key_read_what_others_with_it_have_written(store: FolderStore) -> None:
+def test_processes_with_the_same_key_read_the_values_of_each_other(store: FolderStore) -> None:
     signed(store).set("a", "value of a")
     signed(store).set("b", "")
 

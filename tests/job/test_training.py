@@ -463,7 +463,7 @@ def test_the_error_names_a_process_with_another_seed(process: int, different: Di
         ),
     ],
 )
-def test_who_is_lost_is_named_after_the_keeper_has_gone(
+def test_a_lost_process_is_named_after_the_process_with_the_store_has_ended(
     what: str, said: str, tmp_path: Path
 ) -> None:
     processes = jobs.start("helpers.job_keeper", [what], 3, tmp_path, **jobs.NETWORK)
@@ -485,7 +485,7 @@ def test_on_one_machine_every_lost_process_is_named(what: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("where", [{}, jobs.NETWORK])
-def test_who_keeps_the_store_ends_after_the_others_have_read(
+def test_the_process_with_the_store_ends_after_the_others_have_read(
     where: dict[str, str], tmp_path: Path
 ) -> None:
     ended = jobs.run("helpers.job_keeper", ["it is done"], 3, tmp_path, **where)

@@ -50,7 +50,7 @@ def train(model: nn.Module, mode: str, x: torch.Tensor) -> None:
     wrapped.copyWeightsToHost()
 
 
-def test_lanes_that_compute_something_else_are_an_error_if_asked_for() -> None:
+def test_lanes_with_other_results_are_an_error_if_the_options_say_so() -> None:
     with pytest.raises(poptorch.Error, match="that run side by side give other results"):
         train(Sines(), "error", torch.randn(6, 3))
 

@@ -57,7 +57,7 @@ FUNCTIONS = {
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("lanes", [Lanes(2), Lanes(3, 2)], ids=str)
-def test_lanes_of_every_size_compute_what_one_micro_batch_does(name: str, lanes: Lanes) -> None:
+def test_lanes_of_every_size_compute_the_same_as_one_micro_batch(name: str, lanes: Lanes) -> None:
     one = captured(FUNCTIONS[name])
     several, conditions = _lanes.for_all_sizes(one, lanes)
 

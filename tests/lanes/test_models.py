@@ -35,7 +35,7 @@ def name_or_mode(value: Any) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["reference", long("inductor")])
 @pytest.mark.parametrize("name, way", WAYS, ids=name_or_mode)
-def test_a_model_in_lanes_computes_what_eager_pytorch_does(
+def test_a_model_in_lanes_computes_the_same_as_eager_pytorch(
     name: str, way: Way, backend: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Two calls; then weights and buffers are compared, and whether there were lanes, and why."""

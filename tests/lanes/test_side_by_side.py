@@ -27,7 +27,9 @@ def captured(model: nn.Module, *inputs: torch.Tensor) -> _capture.Micro:
 @pytest.mark.slow
 @pytest.mark.parametrize("lanes", [Lanes(3), Lanes(2, 2)], ids=str)
 @pytest.mark.parametrize("name", [*ZOO, "renorm", "averaged"])
-def test_graphs_of_lanes_compute_what_that_of_one_does(name: str, lanes: Lanes) -> None:
+def test_the_graph_of_several_lanes_computes_the_same_as_that_of_one(
+    name: str, lanes: Lanes
+) -> None:
     torch.manual_seed(0)
     if name in ZOO:
         micro = captured(ZOO[name].build(), *ZOO[name].inputs(ROWS * STEPS))

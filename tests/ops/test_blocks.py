@@ -281,7 +281,7 @@ def tripled(x: Any) -> Any:
 
 
 @pytest.mark.spec("ops", 20)
-def test_a_function_is_wrapped_and_computes_what_it_did() -> None:
+def test_a_wrapped_function_computes_the_same_as_before() -> None:
     wrapped = poptorch.BeginBlock(tripled, "S", 2)
 
     assert isinstance(wrapped, poptorch.LegacyBeginBlockFn)

@@ -372,7 +372,7 @@ def model_with_hidden_layer(hidden: nn.Linear) -> Having:
     return Having(lambda model, x: cpu(model.layer(x)), layer=nn.Linear(2, 2))
 
 
-def test_a_module_on_the_host_computes_what_it_would_in_eager_pytorch(
+def test_a_module_on_the_host_computes_the_same_as_in_eager_pytorch(
     model_with_hidden_layer: Having,
 ) -> None:
     x = torch.ones(4, 2)

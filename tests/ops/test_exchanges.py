@@ -135,17 +135,17 @@ def exchanged_with_nobody(a: torch.Tensor) -> torch.Tensor:
     return reduce(**{GROUPING: [1, 1, 1]})(to_all(gathered))
 
 
-def test_of_one_replica_they_are_the_identity() -> None:
+def test_with_one_replica_exchanges_are_the_identity() -> None:
     x = batch()
 
     assert torch.equal(infer(exchanged_with_nobody, x, opts=options(iterations=2)), x)
 
 
-def test_without_a_wrapper_they_are_the_identity() -> None:
+def test_without_a_wrapper_exchanges_are_the_identity() -> None:
     assert torch.equal(exchanged_with_nobody(batch()), batch())
 
 
-def test_of_one_replica_their_gradients_are_those_of_the_identity() -> None:
+def test_with_one_replica_gradients_of_exchanges_are_those_of_the_identity() -> None:
     x = batch()
 
     gradient = gradient_of_weight(exchanged_with_nobody, x, options(accumulation=4))

@@ -113,7 +113,7 @@ def test_a_checkpoint_keeps_the_container(given: Any) -> None:
 
 @pytest.mark.spec("ops", 17)
 @pytest.mark.spec("parallel", 29)
-def test_a_checkpoint_marks_what_a_layer_returns() -> None:
+def test_a_checkpoint_marks_the_results_of_a_layer() -> None:
     layer = nn.Linear(2, 2)
     layer.register_forward_hook(lambda m, args, out: poptorch.recomputationCheckpoint(out))
     model = poptorch.inferenceModel(layer, options())
@@ -182,7 +182,7 @@ def test_overlap_of_an_output_keeps_values_in_training() -> None:
 
 
 @pytest.mark.spec("ops", 27)
-def test_no_overlap_needs_no_options_and_no_place() -> None:
+def test_no_overlap_needs_no_options_and_is_allowed_for_any_use() -> None:
     def forward(x: torch.Tensor) -> torch.Tensor:
         return poptorch.set_overlap_for_input(x, OverlapMode.NoOverlap) + x
 

@@ -227,7 +227,9 @@ def _not_warned(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_not_warned")
 @pytest.mark.parametrize("name", OLD)
-def test_the_order_of_1x_sets_what_it_did(name: str, weight: nn.Parameter) -> None:
+def test_the_argument_order_of_1x_sets_the_same_values_as_in_1x(
+    name: str, weight: nn.Parameter
+) -> None:
     args, expected = OLD[name]
 
     optimizer = getattr(optim, name)([weight], *args)
@@ -387,7 +389,7 @@ def test_a_native_step_of_lamb_is_its_formula(
     torch.testing.assert_close(weight.detach().double(), expected["w"], **near(2 + FUNCTION, 8))
 
 
-def test_a_native_step_of_lamb_returns_what_the_closure_does(weight: nn.Parameter) -> None:
+def test_a_native_step_of_lamb_returns_the_result_of_the_closure(weight: nn.Parameter) -> None:
     weight.grad = torch.ones(2)
 
     assert optim.LAMB([weight]).step(lambda: 7) == 7

@@ -39,7 +39,7 @@ def scaled() -> optim.SGD:
 
 @pytest.mark.spec("optimizers", 30)
 @each_copy
-def test_copies_keep_what_torch_does_not_know(
+def test_copies_keep_the_attributes_that_torch_does_not_have(
     scaled: optim.SGD, copied: Callable[[Any], Any]
 ) -> None:
     other = copied(scaled)

@@ -31,7 +31,7 @@ def test_an_inner_scope_replaces_a_family_of_the_outer_one() -> None:
 
 
 @pytest.mark.spec("ops", 25)
-def test_an_inner_scope_gives_way_to_the_outer_one_at_its_end() -> None:
+def test_an_outer_scope_is_active_again_after_the_inner_one() -> None:
     outer = Attribute(__outline=OUTER)
 
     with outer:

@@ -132,7 +132,7 @@ def test_writing_to_a_frozen_group_is_an_attribute_error(
         write(frozen)
 
 
-def test_a_group_can_be_changed_when_it_is_no_longer_frozen(frozen: Container) -> None:
+def test_a_group_can_be_changed_after_it_is_unfrozen(frozen: Container) -> None:
     frozen._freeze(False)
 
     assert frozen.set(count=2).count == 2
@@ -216,7 +216,7 @@ def test_groups_of_a_clone_belong_together() -> None:
         (lambda o: o.backend("cuda"), r"use one of auto, inductor, optimise, reference, staged"),
     ],
 )
-def test_a_mistake_is_refused_where_it_is_made_with_what_to_write(
+def test_a_mistake_is_refused_at_its_line_with_the_correct_call(
     use: Callable[[Options], object], says: str
 ) -> None:
     options = Options()

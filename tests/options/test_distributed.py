@@ -26,7 +26,7 @@ def test_rank_and_size_are_those_of_openmpi() -> None:
 
 @pytest.mark.spec("options", 30)
 @pytest.mark.usefixtures("rank_3_of_4_by_openmpi")
-def test_switched_off_there_is_one_process() -> None:
+def test_disable_leaves_one_process_with_id_zero() -> None:
     distributed = Options().Distributed
 
     returned = distributed.disable()

@@ -324,7 +324,7 @@ def set_by_several_arguments() -> Options:
     return options
 
 
-def test_calls_rebuild_what_was_set_by_several_arguments(
+def test_calls_rebuild_settings_of_several_arguments(
     set_by_several_arguments: Options,
 ) -> None:
     again = Options()

@@ -97,5 +97,5 @@ def test_one_replica_shards_nothing(phased: Options) -> None:
     assert locations(phased).optimizer == Location(on_chip=False, min_off_chip=5)
 
 
-def test_several_replicas_shard_what_was_set(phased: Options) -> None:
+def test_several_replicas_shard_the_tensors_that_were_set(phased: Options) -> None:
     assert locations(phased.replicationFactor(2)).optimizer.sharded

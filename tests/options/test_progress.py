@@ -110,7 +110,7 @@ def written_until(capsys: pytest.CaptureFixture[str], text: str) -> str:
     return "".join(written)
 
 
-def test_a_progress_bar_shows_what_a_long_step_does(
+def test_a_progress_bar_shows_the_activity_of_a_long_step(
     bar_at_30_percent: CompilationProgressBar,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,

@@ -66,7 +66,9 @@ CUT_FIRST_WHERE_IT_IS_FASTEST = [
 # What waits on the first of two chips is counted three times, on the last once.
 @example(units=[Unit("a", 1, 0, 10), Unit("b", 1, 0, 10)], chips=2, limit=30, pipelined=True)
 @given(rows(), st.integers(1, 4), st.integers(0, 60), st.booleans())
-def test_no_other_way_is_better(units: list[Unit], chips: int, limit: int, pipelined: bool) -> None:
+def test_no_other_division_is_better(
+    units: list[Unit], chips: int, limit: int, pipelined: bool
+) -> None:
     ways = every_way(units, chips)
     scores = [score(units, cuts, limit, pipelined) for cuts in ways]
     possible = [each for each in scores if each is not None]

@@ -95,7 +95,7 @@ def test_both_parts_are_valid_graphs_with_operators(halves: Halves) -> None:
         assert len(list(part.operators)) > 0
 
 
-def test_both_parts_compute_bit_for_bit_what_the_whole_computes(halves: Halves) -> None:
+def test_both_parts_together_compute_the_same_bits_as_the_whole(halves: Halves) -> None:
     given = {slot.key: torch.rand(slot.shape).to(slot.dtype) for slot in halves.whole.inputs}
     expected = run(halves.whole, given)
 
@@ -110,7 +110,7 @@ def test_both_parts_compute_bit_for_bit_what_the_whole_computes(halves: Halves) 
     assert all(made[key].is_contiguous() for key in handed)
 
 
-def test_the_second_part_reads_what_the_first_hands_to_it(halves: Halves) -> None:
+def test_the_second_part_reads_the_values_that_the_first_part_returns(halves: Halves) -> None:
     assert values_of(halves.second.inputs) == values_of(halves.first.outputs)
 
 

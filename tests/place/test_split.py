@@ -195,7 +195,7 @@ def kept(found: Staged, stage: int) -> int:
 
 
 @pytest.mark.slow
-def test_pipelined_training_keeps_only_what_a_stage_was_given() -> None:
+def test_pipelined_training_keeps_only_the_inputs_of_a_stage() -> None:
     assert kept(staged(widening(), X, opts=options()), stage=1) == X.numel()
 
 

@@ -190,7 +190,7 @@ def test_a_lock_that_is_joined_while_a_thread_is_about_to_take_it_is_taken_with_
 
 
 @pytest.mark.parametrize("own", [0, 1])
-def test_who_is_in_a_model_that_is_joined_stays_alone_in_it(own: int) -> None:
+def test_a_thread_that_holds_one_of_two_joined_locks_excludes_all_others(own: int) -> None:
     locks = Lock(), Lock()
 
     with futures.ThreadPoolExecutor(1) as thread, locks[own]():

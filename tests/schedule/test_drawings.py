@@ -51,7 +51,7 @@ def test_a_drawing_is_wide_enough_for_its_boxes(
     assert max(ends) <= float(drawing.get("width", ""))
 
 
-def test_a_box_says_what_its_action_does(boxes: list[ElementTree.Element]) -> None:
+def test_a_box_describes_its_action(boxes: list[ElementTree.Element]) -> None:
     assert boxes[0].findtext(f"{SVG}title") == "forward of stage 0, micro-batch 0"
 
 

@@ -80,7 +80,7 @@ def test_an_anchored_tensor_has_the_value_of_eager_pytorch(anchored: Anchored, a
     )
 
 
-def test_anchors_do_not_change_what_a_call_returns(anchored: Anchored) -> None:
+def test_anchors_do_not_change_the_results_of_a_call(anchored: Anchored) -> None:
     assert anchored.out.shape == (2, 2)
 
 

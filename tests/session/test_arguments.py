@@ -107,7 +107,7 @@ def test_a_call_that_differs_from_the_compiled_one_in_more_than_values_is_refuse
         wrapped(*call[0], **call[1])
 
 
-def test_a_tensor_without_dimensions_is_refused_with_what_to_pass_instead() -> None:
+def test_a_tensor_without_dimensions_is_refused_with_a_remedy() -> None:
     model = inference(lambda x, s: x * s, iterations=2)
 
     with pytest.raises(AssertionError, match="has no dimensions") as refused:

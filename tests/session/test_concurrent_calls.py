@@ -104,7 +104,7 @@ def test_three_threads_can_call_random_methods_during_training(tier: str) -> Non
     torch.testing.assert_close(validation(A), model.inner(A))
 
 
-def test_two_trainers_of_common_weights_wait_for_one_another() -> None:
+def test_two_trainers_of_common_weights_wait_for_each_other() -> None:
     """Each thread locks both, in one order."""
     model = layers()
     squared = with_loss(model[0], lambda x: poptorch.identity_loss(x.pow(2), "mean"))

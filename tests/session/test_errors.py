@@ -62,7 +62,7 @@ def told(error: BaseException) -> str:
 
 @pytest.mark.spec("executor", 28, 37)
 @pytest.mark.parametrize("mode", IN_FORWARD)
-def test_a_mistake_in_forward(
+def test_a_mistake_in_forward_is_reported_with_its_line(
     mode: str, inputs: tuple[torch.Tensor, torch.Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = Net()
@@ -237,7 +237,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 @pytest.mark.parametrize("compiles", [False, True])
-def test_stepping_by_hand(
+def test_stepping_the_optimizer_by_hand_causes_one_warning(
     compiles: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if compiles:  # as torch.compile leaves it
@@ -273,7 +273,7 @@ def held() -> Any:
         (lambda model: [parameter.grad for parameter in model.parameters()], [None, None]),
     ],
 )
-def test_reading_gradients(
+def test_reading_grad_of_a_wrapped_model_causes_one_warning(
     read: Callable[..., Any], wanted: object, caplog: pytest.LogCaptureFixture
 ) -> None:
     model, training, _ = wrapped()
@@ -405,7 +405,9 @@ def test_a_seed_that_is_taken_back_or_an_option_of_others_is_none(
     assert lines(caplog) == []
 
 
-def test_a_program_that_goes(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_program_that_is_dropped_for_another_one_causes_one_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     model = poptorch.inferenceModel(nn.Linear(4, 2), options().programs(2))
     for shape in ((1, 4), (2, 4), (1, 4), (2, 4)):
         model(normal(*shape))
@@ -419,7 +421,7 @@ def test_a_program_that_goes(caplog: pytest.LogCaptureFixture) -> None:
     assert "poptorch.PadToSizes" in said
 
 
-def test_a_program_that_goes_says_why_each_size_needs_one(
+def test_a_warning_about_a_dropped_program_says_why_each_size_needs_one(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     model = poptorch.inferenceModel(
@@ -472,7 +474,9 @@ def test_a_long_line_is_cut_where_it_still_says_something(tmp_path: Path) -> Non
     assert third == "train.py:3, x = 1"
 
 
-def test_keywords_of_other_releases_mean_what_todays_do(capfd: pytest.CaptureFixture[str]) -> None:
+def test_keywords_of_other_releases_have_the_meaning_of_the_current_ones(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     x, weight = torch.tensor([1.0, 3.0]), torch.nn.Parameter(torch.ones(2))
     assert poptorch.identity_loss(loss=x, reduction="sum") == 4
     opts = options().enablePipelining(enable_pipelining=False).profile(profile=False)
@@ -497,7 +501,7 @@ def test_keywords_of_other_releases_mean_what_todays_do(capfd: pytest.CaptureFix
 
 
 @pytest.mark.parametrize("device", ["ipu", torch.device("xla")])
-def test_moving_a_wrapped_model_to_a_device_that_is_not_there_says_what_to_do(
+def test_moving_a_wrapped_model_to_a_missing_device_is_refused_with_a_remedy(
     device: str | torch.device,
 ) -> None:
     executor = poptorch.inferenceModel(nn.Linear(3, 2).eval(), options())

@@ -192,7 +192,7 @@ def on_demand(opts: poptorch.Options) -> str:
 @pytest.mark.spec("executor", 42)
 @pytest.mark.spec("options", 38)
 @pytest.mark.spec("runtime", 24, 25)
-def test_a_loaded_model_has_a_device_whatever_it_was_compiled_without(
+def test_a_model_that_was_compiled_without_a_device_has_one_after_loading(
     compiled_offline: Exported,
 ) -> None:
     _, path = compiled_offline
@@ -221,7 +221,7 @@ def test_options_can_be_edited_when_a_model_is_loaded(
 
 @pytest.mark.spec("executor", 42)
 @pytest.mark.spec("runtime", 24, 25)
-def test_a_loaded_model_computes_what_eager_pytorch_does(compiled_offline: Exported) -> None:
+def test_a_loaded_model_computes_the_same_as_eager_pytorch(compiled_offline: Exported) -> None:
     offline, path = compiled_offline
 
     got = poptorch.load(path, on_demand, trusted=True)(X)
@@ -817,7 +817,9 @@ PICKLES = {
 
 
 @pytest.mark.parametrize("attack", PICKLES)
-def test_pickles_of_strangers(attack: str, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pickles_in_untrusted_files_are_not_loaded(
+    attack: str, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path.with_name("poptorch_attack.py").write_text("raise SystemExit('imported')")
     monkeypatch.syspath_prepend(path.parent)
     rewritten(path, **{"objects.pickle": PICKLES[attack]})
@@ -827,7 +829,7 @@ def test_pickles_of_strangers(attack: str, path: Path, monkeypatch: pytest.Monke
     assert poptorch.OutputMode.All.value == value
 
 
-def test_graphs_of_strangers(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_graphs_in_untrusted_files_run_no_code(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A plan in a file, with code in the names of its nodes, is nothing that a reader looks at."""
     monkeypatch.chdir(path.parent)
     node = {"op": "placeholder", "name": NAME}
@@ -841,7 +843,7 @@ def test_graphs_of_strangers(path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.slow
-def test_a_file_of_ones_own_is_trusted(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_the_user_saved_is_trusted(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = poptorch.trainingModel(options=options(), **made())
     first(Z)
     own = path.with_name("trained")

@@ -34,7 +34,7 @@ def drawn(generator: Any) -> list[float]:
 
 
 @pytest.mark.parametrize("kind", MAKERS)
-def test_a_generator_of_a_loader_draws_again_what_it_drew(kind: str) -> None:
+def test_a_generator_of_a_loader_draws_the_same_numbers_again(kind: str) -> None:
     generator = MAKERS[kind]()
     drawn(generator)
     states = json.loads(json.dumps(host_random.state([generator])))

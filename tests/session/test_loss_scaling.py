@@ -274,7 +274,7 @@ def test_exact_values_and_float_results_stay() -> None:
 
 
 @pytest.mark.spec("precision", 12)
-def test_it_acts_in_inference_until_it_is_switched_off() -> None:
+def test_stochastic_rounding_acts_in_inference_until_it_is_switched_off() -> None:
     between = 1 + 2.0**-12
     x = torch.full((COUNT,), between)
     products = torch.tensor([[1.0, 2.0**-12]]).half(), torch.ones(2, COUNT).half()

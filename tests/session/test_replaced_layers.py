@@ -112,7 +112,7 @@ def check_replaced(twins: Twins, replace: Callable, read: Callable, calls: int) 
 
 
 @pytest.mark.parametrize(("read", "replace"), every_pair(READINGS, REPLACEMENTS))
-def test_each_tensor_has_what_was_trained_in_it(
+def test_each_tensor_has_its_trained_values(
     replace: Callable[..., Any], read: Callable[..., Any]
 ) -> None:
     for calls in (0, 1):
@@ -129,7 +129,7 @@ def test_untied_weights_have_separate_values(read: Callable[..., Any]) -> None:
         check_replaced(Twins(Net(tied=True), adam, **CLOSE), untie, read, calls)
 
 
-def test_data_of_another_shape_do_not_take_what_was_trained() -> None:
+def test_data_of_another_shape_does_not_get_the_trained_values() -> None:
     model = Net()
     executor = poptorch.trainingModel(model, options(), adam(model.parameters()))
     executor(X, Y)

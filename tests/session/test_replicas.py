@@ -19,7 +19,7 @@ ONE, EVERY = VariableRetrievalMode.OnePerGroup, VariableRetrievalMode.AllReplica
 @pytest.mark.parametrize(
     ("kind", "groups"), [("Consecutive", [0, 0, 1, 1]), ("Orthogonal", [0, 1, 0, 1])]
 )
-def test_input_groups(kind: str, groups: list[int]) -> None:
+def test_replicas_of_an_input_group_get_the_same_slice(kind: str, groups: list[int]) -> None:
     opts = options(iterations=2, replicas=4)
     opts.inputReplicaGrouping(2, CommGroupType[kind])
     wrapped = poptorch.inferenceModel(lambda x: x * 2, opts)
@@ -48,7 +48,7 @@ GROUPINGS = [
 @pytest.mark.spec("parallel", 32, 33, 34)
 @pytest.mark.spec("programs", 28)
 @pytest.mark.parametrize(("kind", "size", "of_replica", "backend"), GROUPINGS)
-def test_weights_per_group(
+def test_weights_per_group_train_like_separate_models(
     kind: CommGroupType, size: int, of_replica: list[int], backend: str
 ) -> None:
     groups = max(of_replica) + 1
@@ -162,7 +162,7 @@ def test_buffers_persist_and_plain_tensors_do_not() -> None:
 
 @pytest.mark.slow
 @pytest.mark.spec("executor", 27)
-def test_changed_buffers_of_replicas() -> None:
+def test_buffers_that_replicas_change_need_broadcast_buffers_off() -> None:
     module = counts()
     with pytest.raises(poptorch.Error, match="does not support broadcasting buffers"):
         inference(module, replicas=2)(torch.ones(2))

@@ -184,7 +184,7 @@ def test_a_report_names_its_format_and_its_model(report: Report) -> None:
 
 
 @pytest.mark.slow
-def test_a_report_says_what_was_guessed(report: Report) -> None:
+def test_a_report_lists_the_guesses(report: Report) -> None:
     assert report.before["estimated"]["guesses"]
 
 
@@ -251,7 +251,7 @@ def test_a_trace_has_an_event_for_each_call(report: Report) -> None:
 
 
 @pytest.mark.slow
-def test_a_trace_has_what_the_ipu_would_do(report: Report) -> None:
+def test_a_trace_has_the_estimated_actions_of_the_ipu(report: Report) -> None:
     of_ipu = {event.get("cat") for event in report.events if event.get("pid") == 0}
 
     assert {"action", "compute", "exchange", "sync", "host link"} <= of_ipu

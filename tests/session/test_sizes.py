@@ -555,7 +555,7 @@ def test_where_compiling_needs_numbers_each_size_has_its_own_code(
     assert "an operator has no rule for symbols" in str(executor.plan())
 
 
-def test_code_that_fails_later_gives_way_to_a_program_for_each_size() -> None:
+def test_if_code_fails_later_each_size_gets_its_own_program() -> None:
     executor = wrapped(of(lambda m, x: m.linear(x)))
     for length in (5, 9):
         executor(normal(2, length, 8))

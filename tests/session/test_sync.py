@@ -77,7 +77,7 @@ def transfers(caplog: pytest.LogCaptureFixture) -> list[int]:
 @pytest.mark.spec("executor", 6, 39, 57, 58, 59)
 @pytest.mark.spec("programs", 6)
 @pytest.mark.parametrize("first", ["training", "inference"])
-def test_a_burst_of_training_comes_down_once_and_validation_refreshes_itself(
+def test_several_training_calls_cause_one_download_and_validation_refreshes_itself(
     first: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG, "poptorch:cpp")
@@ -134,7 +134,7 @@ def test_uploading_discards_progress_and_host_tensors_keep_identity_and_storage(
 
 
 @pytest.mark.spec("executor", 1, 2, 3, 36, 51, 52)
-def test_wrapping_destroying_and_wrapping_again() -> None:
+def test_a_model_can_be_wrapped_destroyed_and_wrapped_again() -> None:
     twins = Twins(Net(), sgd)
     model, executor = twins.model, twins.wrapped
     twins.step(X, Y)
@@ -313,7 +313,7 @@ HELD: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
 }
 
 
-def test_who_holds_a_tensor_reads_trained_values() -> None:
+def test_a_reference_to_a_parameter_reads_trained_values() -> None:
     twins = Twins(Layered(), adam, **near(8, 10, size=0.1))
     for name, (hold, read) in HELD.items():
         held, theirs = hold(twins.model, twins.ours), hold(twins.eager, twins.theirs)
@@ -360,7 +360,9 @@ def test_a_devices_tensors_go_when_it_goes(library: Any) -> None:
         assert len(kept) == (9 if way == "detachFromDevice" else 0)
 
 
-def test_a_model_that_reaches_its_executor_goes_with_it_and_leaves_what_was_trained() -> None:
+def test_a_model_with_a_reference_to_its_executor_is_collected_and_its_weights_are_trained() -> (
+    None
+):
     class Trainer:
         def __init__(self, layer: nn.Module, optimizer: torch.optim.Optimizer) -> None:
             self.run = poptorch.trainingModel(Having(self.loss, layer=layer), options(), optimizer)

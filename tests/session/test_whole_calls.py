@@ -398,7 +398,7 @@ def test_memory_formats_are_taken_as_eager_torch_takes_them(backend: str) -> Non
         torch.testing.assert_close(wrapper(form), model(form))
 
 
-def test_containers_without_an_end() -> None:
+def test_cyclic_and_very_deep_containers_are_refused() -> None:
     wrapper = poptorch.inferenceModel(torch.nn.Identity(), options())
     cycle: list[object] = [X]
     cycle.append(cycle)

@@ -35,14 +35,14 @@ def problems(what: str, name: str, most: int = 4) -> list[str]:
 
 
 @pytest.mark.parametrize("what, name", [(what, name) for what in FEW for name in FEW[what]])
-def test_a_few_compute_what_eager_torch_does(what: str, name: str) -> None:
+def test_some_operators_compute_the_same_as_eager_torch(what: str, name: str) -> None:
     assert problems(what, name, 2) == []
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("what", KNOWN)
-def test_everything_computes_what_eager_torch_does(what: str, part: int) -> None:
+def test_every_operator_computes_the_same_as_eager_torch(what: str, part: int) -> None:
     names = sorted(importlib.import_module(f"sweep.{what}").names())[part::PARTS]
     new = [name for name in names if name not in KNOWN[what]]
     assert {name: found for name in new if (found := problems(what, name))} == {}

@@ -106,7 +106,7 @@ def close(got: torch.Tensor, want: torch.Tensor, factor: int = 1.0) -> None:
     ("name", "function", "settings", "state_names", "constant", "net"),
     [(*case, net) for case, net in zip(all_cases(), itertools.cycle(NETS), strict=False)],
 )
-def test_equals_plain_float64(
+def test_each_optimizer_equals_its_plain_form_in_float64(
     name: str,
     function: Callable[..., Any],
     settings: dict[str, float | tuple[float, float]],
@@ -198,7 +198,7 @@ BY_HAND = {
 
 @pytest.mark.spec("optimizers", 24, 25, 28)
 @pytest.mark.parametrize("case", BY_HAND)
-def test_updates_by_hand(case: str) -> None:
+def test_updates_equal_those_computed_by_hand(case: str) -> None:
     given, (weight, state) = BY_HAND[case]
     got, found = stepped(*given)
     assert got == weight
@@ -216,7 +216,7 @@ def store(
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_unbiased_between_the_two_neighbours(dtype: torch.dtype) -> None:
+def test_random_rounding_is_unbiased_between_the_two_neighbours(dtype: torch.dtype) -> None:
     for value in torch.tensor(VALUES):
         got = store(value.expand(COUNT), dtype=dtype).double()
         found, value = got.unique(), float(value)
@@ -231,7 +231,7 @@ def test_unbiased_between_the_two_neighbours(dtype: torch.dtype) -> None:
     assert store(torch.tensor([float("nan")]), dtype=dtype).isnan().all()
 
 
-def test_streams() -> None:
+def test_random_rounding_draws_a_reproducible_stream() -> None:
     values, stores = torch.full((COUNT,), 1 + 2.0**-11), RandomRounding(torch.tensor(7))
     first, second = stores(values, torch.float16), stores(values, torch.float16)
     again, later = store(values, 7), store(values, 8)

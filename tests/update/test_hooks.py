@@ -171,7 +171,7 @@ def hooked(make: Make, before: Any = None, after: Any = None) -> Make:
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("name", BEFORE)
-def test_hooks_before_a_step_change_it_as_in_eager_torch(name: str, optimizer: str) -> None:
+def test_hooks_before_a_step_change_its_inputs_as_in_eager_torch(name: str, optimizer: str) -> None:
     pair = Pair(hooked(OPTIMIZERS[optimizer], before=BEFORE[name]))
 
     pair.train()
@@ -181,9 +181,7 @@ def test_hooks_before_a_step_change_it_as_in_eager_torch(name: str, optimizer: s
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("name", AFTER)
-def test_hooks_after_a_step_change_what_it_made_as_in_eager_torch(
-    name: str, optimizer: str
-) -> None:
+def test_hooks_after_a_step_change_its_results_as_in_eager_torch(name: str, optimizer: str) -> None:
     pair = Pair(hooked(OPTIMIZERS[optimizer], after=AFTER[name]))
 
     pair.train()

@@ -70,7 +70,7 @@ def by_shape(p: torch.Tensor, group: dict[str, Any], state: dict[str, Any]) -> N
     every_third, ints_are_no_tensors, with_masks, with_bounds, data_is_replaced,
     norms_that_are_kept, by_shape, with_numbers_that_have_to_be_those_of_python,
 ])  # fmt: skip
-def test_code_of_a_step_means_what_it_means_in_eager_torch(function: Any) -> None:
+def test_code_of_a_step_has_the_same_meaning_as_in_eager_torch(function: Any) -> None:
     pair = Pair(weird(function))
     pair.steps(7)
     pair.assert_alike()

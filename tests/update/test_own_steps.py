@@ -48,7 +48,7 @@ EVERYWHERE = ["LARS", "ScheduledAdam", "CountingGroups", "NAdam", "Adagrad"]
 
 
 @pytest.mark.parametrize("name", EVERYWHERE)
-def test_an_exported_update_computes_what_the_program_does(name: str, tmp_path: Path) -> None:
+def test_an_exported_update_computes_the_same_as_the_program(name: str, tmp_path: Path) -> None:
     pair = Pair(CASES[name])
     batch = pair.batch()
     pair.training.compile(*batch)
@@ -83,7 +83,7 @@ def program_of(pair: Pair) -> Any:
 
 
 @pytest.mark.parametrize("change", [{"lr": 0.5}, {"betas": (0.5, 0.6)}, {"weight_decay": 0.3}])
-def test_numbers_that_the_code_computes_with_change_without_another_program(
+def test_numbers_in_arithmetic_change_without_another_program(
     change: dict[str, Any],
 ) -> None:
     pair = Pair(CASES["Lion"])
@@ -97,7 +97,7 @@ def test_numbers_that_the_code_computes_with_change_without_another_program(
     pair.assert_alike()
 
 
-def test_a_number_that_decides_what_the_code_does_makes_another_program_when_it_changes() -> None:
+def test_a_number_in_a_condition_needs_another_program_when_it_changes() -> None:
     pair = Pair(of(T.Adamax, lr=0.01))
     pair.step()
     before = program_of(pair)

@@ -49,7 +49,7 @@ def test_backends_that_compile_get_the_formula_written_out(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_the_formula_written_out_computes_what_the_operator_computes(name: str) -> None:
+def test_the_decomposition_computes_the_same_as_the_operator(name: str) -> None:
     """To the last bit: new weights and state, from the same operands."""
     plan = trained(OPTIMIZERS[name]).plan()
     called = plan.program.graphs["step"]
