@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import random
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -291,6 +291,47 @@ def test_where_memory_is_short_nothing_is_compared(monkeypatch: pytest.MonkeyPat
     _, loss = train_once(model)
 
     assert loss.isfinite()
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def threads_of_the_check(model: Having, numbers: list[int]) -> int:
+    """Return the number of threads with which eager PyTorch ran ``forward``."""
+    poptorch.inferenceModel(model, checking())(torch.randn(4, 3))
+    return numbers[-1]
+
+
+@pytest.fixture
+def recorded() -> tuple[Having, list[int]]:
+    """A model, and the numbers of threads with which its ``forward`` ran outside the capture."""
+    numbers = list[int]()
+
+    def function(self: Any, x: torch.Tensor) -> torch.Tensor:
+        if not captured(x):
+            numbers.append(torch.get_num_threads())
+        return x * 1.5
+
+    return Having(function), numbers
+
+
+def test_a_small_program_is_compared_with_one_thread(
+    two_threads: None, recorded: tuple[Having, list[int]]
+) -> None:
+    assert threads_of_the_check(*recorded) == 1
+
+
+def test_a_large_program_is_compared_with_the_threads_of_the_process(
+    two_threads: None, recorded: tuple[Having, list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("poptorch._compile.eager_check._SMALL", 0.0)
+
+    assert threads_of_the_check(*recorded) == 2
 
 
 # A wrong pass of the compiler is found.

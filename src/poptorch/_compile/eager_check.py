@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 
@@ -13,6 +13,7 @@ from .. import _capture, _eager, _lanes
 from .._base import VERSION, log
 from .._base.errors import Error
 from .._base.resources import available_memory
+from .._cost.seconds import core_seconds
 from .._cost.sizes import peak_bytes
 from .._ir import graph_json
 from .._ir.closeness import Difference
@@ -21,11 +22,16 @@ from .._ir.loops import Lanes
 from .._ir.passes import leaving_out
 from .._ir.slots import Kind
 from .._ir.spec import OptimSpec
+from ..backends import process
 from .cache import Store
 
 OFF, WARN, ERROR = "off", "warn", "error"
 _SHOWN = 4  # largest number of differences in a message
 _SHARE = 0.5  # share of the free memory that a check may use
+_SMALL = 0.5  # seconds of one core
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 Micro = _capture.Micro
@@ -89,7 +95,7 @@ class EagerCheck:
             return micro
         check = _eager.Check(self._request, at_hand(micro), self._before)
         try:
-            finding = check.micro_batch()
+            finding = _with_few_threads([micro.graph], check.micro_batch)
             if micro.lost:
                 check.attributes.hand_over()
             next_run = None if finding is not None else check.next_run()
@@ -149,7 +155,9 @@ class EagerCheck:
         if self._is_stored(key):
             return
         try:
-            found = _eager.update_differences(self._request, optim, optimizer)
+            found = _with_few_threads(
+                updates, _eager.update_differences, self._request, optim, optimizer
+            )
         except _eager.NotCompared as reason:
             log.engine.info("The update was not compared with eager PyTorch: %s", reason)
             return
@@ -169,8 +177,14 @@ class EagerCheck:
         if not self.is_on or micro.exchanging or self._is_known(name):
             return True
         try:
-            found = _lanes.differences(
-                micro.graph, several, lanes, self._state(micro), self._rows(lanes)
+            found = _with_few_threads(
+                [several],
+                _lanes.differences,
+                micro.graph,
+                several,
+                lanes,
+                self._state(micro),
+                self._rows(lanes),
             )
         except (RuntimeError, IndexError) as error:
             log.engine.debug(
@@ -294,6 +308,20 @@ def _lanes_differ(found: Sequence[Difference]) -> Error:
             "to avoid this message, select this from the start: options.lanes(1)",
         ),
     )
+
+
+def _with_few_threads(
+    graphs: Sequence[Graph], function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs
+) -> R:
+    """Call a function with one thread if the graphs that it runs are small.
+
+    On a busy machine, operators that wait for a displaced thread take many times as long as with
+    one thread. A small check gains too little from several threads to risk this.
+    """
+    work = sum(core_seconds(node) for graph in graphs for node in graph.operators)
+    if work < _SMALL:
+        return process.alone(function, *args, **kwargs)
+    return function(*args, **kwargs)
 
 
 def _needed(graph: Graph) -> int:
