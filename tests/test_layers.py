@@ -21,6 +21,8 @@ from helpers.wrapping import options, runs_compiled
 from poptorch._base import private
 from poptorch._cpu import backend
 
+# Folders whose modules are imported through the folder alone.
+BEHIND_DOORS = [path.parent for path in (PACKAGE / "_session").glob("*/__init__.py")]
 PRIVATE_TORCH = PACKAGE / "_base" / "private.py"
 FILES = sorted(PACKAGE.rglob("*.py"))
 PACKAGES = ("poptorch", "poptorch_geometric", "popart", "popdist", "pva")
@@ -99,6 +101,19 @@ def test_no_files_import_each_other_in_a_circle(graph: grimp.ImportGraph) -> Non
     edges = [(m, n) for m in graph.modules for n in graph.find_modules_directly_imported_by(m)]
     found = networkx.strongly_connected_components(networkx.DiGraph(edges))
     assert not [{name.removeprefix("poptorch.") for name in c} for c in found if len(c) > 1]
+
+
+def test_the_folders_of_a_session_are_entered_by_their_door(graph: grimp.ImportGraph) -> None:
+    doors = [".".join(path.relative_to(PACKAGE.parent).parts) for path in BEHIND_DOORS]
+    passed = {
+        (importer, module)
+        for door in doors
+        for module in graph.find_descendants(door)
+        for importer in graph.find_modules_that_directly_import(module)
+        if importer != door and not importer.startswith(f"{door}.")
+    }
+    assert len(doors) >= 6
+    assert not passed
 
 
 def test_private_names_of_torch_are_in_one_file_and_looked_up_when_used() -> None:

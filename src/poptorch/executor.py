@@ -29,12 +29,11 @@ from ._ipu_model.estimate import Estimate
 from ._ir.plan import Plan
 from ._ir.spec import Spec
 from ._planning.repricing import Repricer
-from ._session import exporting, files, loading, questions, wrapping
-from ._session.grouping import make_groupable
-from ._session.model import Model
+from ._session import files, questions, wrapping
+from ._session.calls import Arguments
+from ._session.programs import Model, make_groupable
 from ._session.questions import Latency, Stamps
 from ._session.session import Session
-from ._session.signature import Arguments
 from .ops.blocks import module_repr
 from .optim.joint import Given, joined
 from .options import Options
@@ -288,7 +287,7 @@ class PoplarExecutor:
                 log.python.warning("Call to loadExecutable() ignored: the model is compiled.")
                 return
             saved = files.read(filename, trusted)
-            loading.resume(self._session, saved, whole=False)
+            files.resume(self._session, saved, whole=False)
 
     def isAttachedToDevice(self) -> bool:
         """Return whether the executor holds a device; False if it is not compiled."""
@@ -373,7 +372,7 @@ class PoplarExecutor:
             poptorch.Error: not compiled, another suffix, or a part of the program cannot be written
                 in this form.
         """
-        exporting.export(self._session, filename)
+        files.export(self._session, filename)
 
     def estimate(
         self,
@@ -523,7 +522,7 @@ class PoplarExecutor:
             raise AttributeError(name)
         value: Any = getattr(self._user_model, name)
         if isinstance(value, (nn.Parameter, nn.Module)):
-            make_groupable(value, self._session)
+            make_groupable(value, self._session.model, self._session.programs)
         if isinstance(value, types.MethodType) and value.__self__ is self._user_model:
             value = self._handing_back(value)
         return value  # type: ignore[no-any-return]

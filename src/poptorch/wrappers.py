@@ -17,7 +17,7 @@ from . import _compile
 from ._base.archive import InvalidFile
 from ._base.errors import AssertionFailure, Error, InvalidType
 from ._capture import tensors_of
-from ._session import files, hooks, loading, wrapping
+from ._session import files, hooks, wrapping
 from .enums import ConnectionType
 from .executor import PoplarExecutor
 from .optim import joint
@@ -169,7 +169,7 @@ def load(
     with contextlib.ExitStack() as undo:
         if model is not None:
             module = _module(model)
-            undo.callback(loading.fill(saved, module, chosen, loss))
+            undo.callback(files.fill(saved, module, chosen, loss))
         else:
             objects = saved.objects()
             module, chosen, loss = objects.model, objects.optimizer, objects.loss
@@ -179,7 +179,7 @@ def load(
         training = chosen is not None
         executor = PoplarExecutor(module, prepare(own, training), chosen, loss)
         undo.callback(executor.destroy)
-        loading.resume(executor._session, saved, whole=True)
+        files.resume(executor._session, saved, whole=True)
         undo.pop_all()
     return executor
 

@@ -15,7 +15,7 @@ from helpers.cases import every_pair
 from helpers.closeness import FUNCTION, near
 from helpers.modes import MODES
 from helpers.wrapping import Graded, Twins, normal, options
-from poptorch._session.store import StateStore
+from poptorch._session.weights.store import StateStore
 
 X, Y = normal(4, 4), normal(4, 3, seed=1)
 MAKERS = {

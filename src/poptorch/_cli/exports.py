@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from .._base.private import replaced
-from .._session import exporting
+from .._session.files import check_export, export_for
 from ..executor import PoplarExecutor
 from .commands import Enough, Misuse, misuse, run_script
 from .parsers import add_outputs
@@ -27,12 +27,12 @@ def export(chosen: argparse.Namespace) -> int:
         raise Misuse("choose what to write: -o step.py, --html step.html, or both")
     with misuse():
         for each in files:
-            exporting.check(each)
+            check_export(each)
     exported: list[PoplarExecutor] = []
 
     def first(_: Any, executor: PoplarExecutor, /, *args: Any, **kwargs: Any) -> None:
         with misuse():
-            exporting.export_for(executor._session, (args, kwargs), *files)
+            export_for(executor._session, (args, kwargs), *files)
         exported.append(executor)
         raise Enough
 

@@ -20,7 +20,7 @@ from .._ipu_model.estimate import Estimate
 from .._ipu_model.scaling import scaling
 from .._ipu_model.subject import POD
 from .._ipu_model.variants import LOCATIONS, PRECISIONS
-from .._session.pricing import Captures
+from .._session.reports import Captures
 from .._systems import parse, system_of
 from ..options import Options, TensorLocationSettings
 from ..options.freeze import freeze

@@ -12,14 +12,12 @@ from .._ir.program import State
 from .._residency import Event
 from ..backends.protocol import unsuitable
 from . import injected_faults
-from .inputs import return_inputs
-from .model import Model
+from .calls import Arguments, return_inputs
 from .optimizer import SessionOptimizer
-from .programs import Specialization
+from .programs import Model, Specialization
 from .random import Randomness
-from .reporting import Reports
-from .signature import Arguments
-from .transfers import Transfers
+from .reports import Reports
+from .weights import Transfers
 
 Tensors = Sequence[torch.Tensor]
 # A program, the results of a run, and when the call began, had taken the batch and was ready.
@@ -42,7 +40,7 @@ class BoundCall:
         random: Randomness,
         reports: Reports,
     ) -> None:
-        self.program = program
+        self.program, self._store = program, weights.attached
         self._model, self._weights, self._optimizer = model, weights, optimizer
         self._random, self._reports = random, reports
         self._event = Event.COUNT if optimizer is None else Event.UPDATE
@@ -56,7 +54,7 @@ class BoundCall:
         """Return whether a call would find the same program, and its inputs are ready to use."""
         program, weights = self.program, self._weights
         device, optimizer = weights.device, self._optimizer
-        if weights.store is None or weights.store is not program.store:
+        if weights.store is not self._store:
             return False
         if device.near or device.stale or not (optimizer is None or optimizer.is_settled):
             return False
@@ -93,7 +91,7 @@ class BoundCall:
         ready = time.perf_counter()
         self._random.has_run = True
         if optimizer is not None:
-            self._reports.look_at_loss(program, results)
+            self._reports.look_at_loss(program, results, state.updates)
         if program.changed_inputs and program.synthetic is None:
             return_inputs(program.changed_inputs, given, batch)
         return program, results, (started, taken, ready)

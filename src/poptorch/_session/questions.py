@@ -5,10 +5,10 @@ from __future__ import annotations
 from .. import _capture, _place
 from .._ipu_model import shares as dividing
 from .._ir.slots import Kind
-from .model import Task
-from .pricing import Captures
+from .calls import Arguments
+from .programs import Task
+from .reports import Captures
 from .session import Session
-from .signature import Arguments
 
 Stamps = dict[str, list[list[float]]]
 Latency = tuple[float, float, float]

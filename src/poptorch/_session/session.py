@@ -21,21 +21,29 @@ from ..backends import release_freed_memory
 from ..backends.protocol import unsuitable
 from ..enums import ConnectionType
 from ..ops.blocks import remember_compiled
-from . import forks, guards, hooks, injected_faults, reporting, short_batches, wrapping
+from . import forks, guards, hooks, injected_faults, wrapping
 from .bound_call import BoundCall, Done, Tensors
+from .calls import (
+    Arguments,
+    Bound,
+    Inputs,
+    LastCall,
+    Share,
+    Sizes,
+    check_results,
+    is_shorter,
+    join_results,
+    shapes_of,
+    shares_of,
+    unequal_share,
+    why_fixed,
+)
 from .chips import Chips
-from .inputs import Inputs
-from .model import CallMode, Model, Task
 from .optimizer import SessionOptimizer
-from .outputs import LastCall
-from .programs import Programs, Specialization
+from .programs import CallMode, Model, Programs, Specialization, Task, check_saved, paths_of
 from .random import Randomness
-from .short_batches import Share
-from .signature import Arguments, Bound
-from .sizes import Sizes, shapes_of, why_fixed
-from .store import DEVICE_ONLY, StateLayout, StateStore
-from .transfers import Transfers
-from .weights import check_saved, paths_of
+from .reports import Reports, check_report_settings
+from .weights import DEVICE_ONLY, StateLayout, StateStore, Transfers
 
 # What the next compilation continues with after loading a file: state without a host tensor, by
 # key, and the random state, which is None for a new sequence.
@@ -71,7 +79,7 @@ class Session:
         self._owner, self._wraps = owner, False  # a model that was destroyed is not wrapped
         self.optimizer = SessionOptimizer(optimizer, self.lock) if optimizer is not None else None
         model.freeze = self.optimizer.frozen if self.optimizer is not None else None
-        self.reports = reporting.Reports(model)
+        self.reports = Reports(model)
         self.random = Randomness(0)
         # State without a host tensor, by key, while the model is detached.
         self.kept: Mapping[str, torch.Tensor] | None = None
@@ -121,7 +129,7 @@ class Session:
         self.weights.fetch()
         spec = self.settings()
         log.limit_repeats(spec.runtime.max_repeat_logs)
-        reporting.check(spec)
+        check_report_settings(spec)
         try:
             task = self.model.task(bound, spec, placeholders)
             self._begin(self._compiled(task, background))
@@ -306,16 +314,12 @@ class Session:
             return arguments
         bind = self.model.signature.bind
         whole = bind(self.whole)
-        return (
-            self.whole
-            if short_batches.is_shorter(bind(arguments, like=whole), whole)
-            else arguments
-        )
+        return self.whole if is_shorter(bind(arguments, like=whole), whole) else arguments
 
     def run_micro_batches(self, arguments: Arguments, each: Sequence[Arguments]) -> Any:
         """Run one update of a batch whose micro-batches, given by themselves, differ in size."""
         bound = [self.model.signature.bind(own) for own in each]
-        parts = [(short_batches.unequal(bound), arguments)]
+        parts = [(unequal_share(bound), arguments)]
         return self._returned(*self._run_shares(parts))
 
     def _shares(self, arguments: Arguments) -> list[tuple[Share, Arguments]]:
@@ -325,11 +329,11 @@ class Session:
         if usual is None or programs == 1:
             return []
         bound = signature.bind(arguments, like=usual.bound)
-        if not programs and not short_batches.is_shorter(bound, usual.bound):
+        if not programs and not is_shorter(bound, usual.bound):
             return []
         return [
             (share, signature.assemble(signature.given(part)))
-            for share, part in short_batches.shares(bound, usual, self._spec)
+            for share, part in shares_of(bound, usual, self._spec)
         ]
 
     def _run_shares(self, parts: Sequence[tuple[Share, Arguments]]) -> Done:
@@ -340,14 +344,14 @@ class Session:
             for share, arguments in parts:  # all are there before the first one runs
                 found = self.programs.find(mode, arguments, share)
                 now = found or self._program_for(arguments, share)
-                short_batches.check_results(usual.emitted(), now.emitted())
+                check_results(usual.emitted(), now.emitted())
             for share, arguments in parts:
                 call, prepared = self._bind(arguments, share)
                 done.append(call.run(*prepared))
         finally:
             if self.programs.all and self.programs.all[-1] is not usual:
                 self._go_on_with(usual)
-        results = short_batches.joined([results for _, results, _ in done], usual.emitted())
+        results = join_results([results for _, results, _ in done], usual.emitted())
         return done[-1][0], results, (*done[0][2][:2], done[-1][2][2])
 
     def _returned(
@@ -436,15 +440,11 @@ class Session:
 
     def _move(self, variant: Specialization, restored: bool) -> None:
         """Replace the present store by that of another program, with the present state."""
-        old, device = self.weights.attached, self.weights.device
         has_others = not variant.reading.has_those_of(self.now.reading)
-        if variant.store is None:
-            variant.store = StateStore(variant.compiled, variant.reading, device, old)
-        else:
-            variant.store.take_over(old)
+        store = self.weights.store_for(variant)
         if self.optimizer is not None:
-            self.optimizer.attach(variant.store, restored)
-        self.weights.store = variant.store
+            self.optimizer.attach(store, restored)
+        self.weights.store = store
         if has_others:
             self.weights.checks.adopted()
 
@@ -510,7 +510,7 @@ class Session:
         """
         usual, inputs = self._usual, self.now.inputs
         assert usual is not None
-        is_cut = self._spec.loops.micro_batches > 1 and short_batches.is_shorter(bound, usual.bound)
+        is_cut = self._spec.loops.micro_batches > 1 and is_shorter(bound, usual.bound)
         if is_cut or not inputs.differs_in_sizes(arguments):
             inputs.convert(arguments)
 
@@ -546,8 +546,8 @@ class Session:
                 undo.callback(self.optimizer.let_go)
                 self.optimizer.attach(store, restored)
             self.random.start(store.state, restored)
-            weights.attach(store)
-            now.store, self.kept = store, None
+            weights.attach(now, store)
+            self.kept = None
             undo.pop_all()
         if not has_agreed:
             store.agree(now.spec.runtime.broadcast_weights)
@@ -577,7 +577,7 @@ class Session:
                 # Nothing below can fail: if something fails above, the device is already released.
                 self.random.leave(store.state)
                 self.weights.leave()
-                self.kept = kept
+                self.kept, self._bound = kept, None
         self._chips.release()
 
     @locked

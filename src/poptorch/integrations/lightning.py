@@ -16,7 +16,7 @@ from torch import nn
 import poptorch
 from poptorch._base import trees
 from poptorch._capture.metrics import intercepted
-from poptorch._session.signature import Arguments
+from poptorch._session.calls import Arguments
 from poptorch.dataloader import join
 
 from ._later import Calls, Later, Results

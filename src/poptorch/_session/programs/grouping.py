@@ -7,31 +7,33 @@ from typing import Any
 
 from torch import nn
 
-from .. import _capture
-from .._base.errors import StateError
-from ..enums import CommGroupType, VariableRetrievalMode
-from .session import Session
-from .weights import GroupingRequest, paths_of
+from ... import _capture
+from ..._base.errors import StateError
+from ...enums import CommGroupType, VariableRetrievalMode
+from .model import Model
+from .model_tensors import GroupingRequest, paths_of
+from .programs import Programs
 
 
-def make_groupable(value: nn.Parameter | nn.Module, session: Session) -> None:
+def make_groupable(value: nn.Parameter | nn.Module, model: Model, programs: Programs) -> None:
     """Add the method to a parameter, or to all parameters of a layer. In a compiled model it raises
     an error.
     """
     parameters = [*value.parameters()] if isinstance(value, nn.Module) else [value]
-    if session.programs.all:
+    if programs.all:
         parameters = [each for each in parameters if "replicaGrouping" not in vars(each)]
     if not parameters:
         return
-    names = paths_of(_capture.tensors_of(session.model.module, values=False))
+    names = paths_of(_capture.tensors_of(model.module, values=False))
     for parameter in parameters:
         if id(parameter) in names:
-            _make_groupable(parameter, names[id(parameter)], session)
+            _make_groupable(parameter, names[id(parameter)], model, programs)
 
 
-def _make_groupable(parameter: nn.Parameter, name: str, session: Session) -> None:
-    """Add the method for this session. Copies and pickles of the parameter do not have it."""
-    own, handed_out = weakref.ref(session), weakref.ref(parameter)
+def _make_groupable(parameter: nn.Parameter, name: str, model: Model, programs: Programs) -> None:
+    """Add the method for this model. Copies and pickles of the parameter do not have it."""
+    own, compiled = weakref.ref(model), weakref.ref(programs)
+    handed_out = weakref.ref(parameter)
 
     def replicaGrouping(  # noqa: N802
         comm_group_type: CommGroupType, shards: int, variable_retrieval_mode: VariableRetrievalMode
@@ -50,14 +52,14 @@ def _make_groupable(parameter: nn.Parameter, name: str, session: Session) -> Non
             RuntimeError: the model is compiled.
             ValueError: an argument is not a member of its enum.
         """
-        session = own()
-        if session is None or session.programs.all:
+        model, programs = own(), compiled()
+        if model is None or programs is None or programs.all:
             raise StateError(
                 "replicaGrouping must be called before the model is compiled",
                 got=f"parameter '{name}'",
                 fix="call destroy() on the executor first",
             )
-        session.model.groupings[name] = GroupingRequest(
+        model.groupings[name] = GroupingRequest(
             CommGroupType(comm_group_type), shards, VariableRetrievalMode(variable_retrieval_mode)
         )
 

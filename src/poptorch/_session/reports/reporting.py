@@ -15,20 +15,19 @@ from typing import TypeVar
 
 import torch
 
-from .. import _compile
-from .._base import log, processes, safe_files, source
-from .._base.errors import Error
-from .._ipu_model import estimating, page, profile
-from .._ipu_model.estimate import Estimate
-from .._ir.blocks import product_settings
-from .._ir.spec import Spec
-from .._systems import KINDS, ChipKind, System, system_of
-from ..backends import Stopwatch, timing
-from ..enums import OutputMode
-from .model import Model
-from .outputs import Moments
+from ... import _compile
+from ..._base import log, processes, safe_files, source
+from ..._base.errors import Error
+from ..._ipu_model import estimating, page, profile
+from ..._ipu_model.estimate import Estimate
+from ..._ir.blocks import product_settings
+from ..._ir.spec import Spec
+from ..._systems import KINDS, ChipKind, System, system_of
+from ...backends import Stopwatch, timing
+from ...enums import OutputMode
+from ..calls import Moments
+from ..programs import Model, Specialization
 from .pricing import Captures
-from .programs import Specialization
 
 _T = TypeVar("_T")
 
@@ -101,8 +100,12 @@ class Reports:
             self._write(now)
         self._ended = ended
 
-    def look_at_loss(self, now: Specialization, results: Sequence[torch.Tensor]) -> None:
-        """Report the first update in a call whose loss is not finite."""
+    def look_at_loss(
+        self, now: Specialization, results: Sequence[torch.Tensor], updates: int
+    ) -> None:
+        """Report the first update in a call whose loss is not finite. ``updates``: how many have
+        been made.
+        """
         if self._has_bad_loss or now.loss_at is None:
             return
         losses = results[now.loss_at]
@@ -113,8 +116,6 @@ class Reports:
             return
         self._has_bad_loss, first, loops = True, int(bad[0]), now.spec.loops
         of_update = loops.accumulation * loops.replicas
-        assert now.store is not None
-        updates = now.store.state.updates
         if now.compiled.plan.program.emit.mode is OutputMode.All:
             updates += 1 + first // of_update - loops.iterations
         log.python.warning(
@@ -200,7 +201,7 @@ def _finish(reports: weakref.ref[Reports]) -> None:
         own.finish()
 
 
-def check(spec: Spec) -> None:
+def check_report_settings(spec: Spec) -> None:
     if spec.runtime.cycle_count and spec.target.device == "model":
         raise Error(
             "The IPU model has no cycle counts",

@@ -23,16 +23,17 @@ from typing import Any
 
 from torch.utils import data
 
-from . import _job
-from ._base import archive, log, trees
-from ._base.errors import AssertionFailure, Error
-from ._data.sharding import InTurn
-from ._job.rendezvous import Background
-from ._session import files, host_random, loading
-from ._session.checkpoint_folder import CheckpointFolder
-from .dataloader import DataLoader
-from .executor import PoplarExecutor
-from .options.distributed import data_share
+from .. import _job
+from .._base import archive, log, trees
+from .._base.errors import AssertionFailure, Error
+from .._data.sharding import InTurn
+from .._job.rendezvous import Background
+from .._session import files
+from ..dataloader import DataLoader
+from ..executor import PoplarExecutor
+from ..options.distributed import data_share
+from . import host_random
+from .folder import CheckpointFolder
 
 __all__ = ["Checkpoints"]
 
@@ -228,11 +229,11 @@ class Checkpoints:
         executor, optimizer = self._executor, self._executor._optimizer
         assert optimizer is not None
         _check_states(self._stateful, facts["stateful"])
-        loading.restore(executor._session, saved, facts["device"])
+        files.restore(executor._session, saved, facts["device"])
         before = {name: copy.deepcopy(s.state_dict()) for name, s in self._stateful.items()}
         with contextlib.ExitStack() as undo:
             undo.callback(setattr, executor._session, "restored", None)
-            back = loading.fill(saved, executor._user_model, optimizer, executor._loss)
+            back = files.fill(saved, executor._user_model, optimizer, executor._loss)
             undo.callback(_load_states, self._stateful, before)
             undo.callback(executor.setOptimizer, optimizer)
             undo.callback(back)

@@ -7,8 +7,8 @@ from typing import Any, NoReturn
 
 import torch
 
-from .._base import trees
-from .._base.errors import Error
+from ..._base import trees
+from ..._base.errors import Error
 
 
 def _refuse_backward(*args: Any, **kwargs: Any) -> NoReturn:

@@ -9,11 +9,11 @@ from typing import NoReturn
 import torch
 from torch import nn
 
-from .. import _capture
-from .._base.errors import Error, InvalidValue
-from .._residency import unwatched
-from ..enums import CommGroupType, VariableRetrievalMode
-from ..optim.freeze import address
+from ... import _capture
+from ..._base.errors import Error, InvalidValue
+from ..._residency import unwatched
+from ...enums import CommGroupType, VariableRetrievalMode
+from ...optim.freeze import address
 
 ShapeAndType = tuple[Sequence[int] | None, torch.dtype | None]
 

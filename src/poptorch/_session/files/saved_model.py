@@ -24,15 +24,15 @@ import safetensors.torch
 import torch
 from torch import nn
 
-from .. import _capture, _compile
-from .._base import archive, json_codec, keyed, log, safe_files
-from .._base.archive import InvalidFile
-from .._base.errors import AssertionFailure, Error
-from .._base.json_codec import Json
-from .._base.plainly import plainly
-from . import guards
-from .programs import Specialization
-from .session import Session
+from ... import _capture, _compile
+from ..._base import archive, json_codec, keyed, log, safe_files
+from ..._base.archive import InvalidFile
+from ..._base.errors import AssertionFailure, Error
+from ..._base.json_codec import Json
+from ..._base.plainly import plainly
+from .. import guards
+from ..programs import Specialization
+from ..session import Session
 
 DEFAULT_NAME = "model.poptorch"
 _FACTS, _TENSORS, _OBJECTS, CODE = "facts.json", "tensors.safetensors", "objects.pickle", "code/"

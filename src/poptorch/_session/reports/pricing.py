@@ -7,15 +7,15 @@ from dataclasses import replace
 
 import torch
 
-from .. import _capture, _place
-from .._base import source
-from .._ipu_model import estimating, shares
-from .._ipu_model.estimating import CapturedModel
-from .._ir.slots import Kind, Slot
-from .._ir.spec import Spec
-from .._systems import ChipKind, System
-from .model import Model
-from .signature import Bound
+from ... import _capture, _place
+from ..._base import source
+from ..._ipu_model import estimating, shares
+from ..._ipu_model.estimating import CapturedModel
+from ..._ir.slots import Kind, Slot
+from ..._ir.spec import Spec
+from ..._systems import ChipKind, System
+from ..calls import Bound
+from ..programs import Model
 
 
 class Captures:

@@ -7,19 +7,19 @@ from collections.abc import Collection, Iterable, Mapping
 
 import torch
 
-from .. import _job
-from .._base import log
-from .._base.errors import Error
-from .._base.plainly import plainly, written_to
-from .._capture import ModelTensor, tensors_of, without_data
-from .._compile import Compiled, agreement
-from .._ir import verify
-from .._ir.bundle import Member, View
-from .._ir.plan import Plan
-from .._ir.program import Program, Scatter, State
-from .._ir.slots import Kind, Slot
-from .._residency import DeviceCopies, Event, unwatched
-from .weights import ModelTensors
+from ... import _job
+from ..._base import log
+from ..._base.errors import Error
+from ..._base.plainly import plainly, written_to
+from ..._capture import ModelTensor, tensors_of, without_data
+from ..._compile import Compiled, agreement
+from ..._ir import verify
+from ..._ir.bundle import Member, View
+from ..._ir.plan import Plan
+from ..._ir.program import Program, Scatter, State
+from ..._ir.slots import Kind, Slot
+from ..._residency import DeviceCopies, Event, unwatched
+from ..programs import ModelTensors
 
 Tensors = dict[str, torch.Tensor]
 

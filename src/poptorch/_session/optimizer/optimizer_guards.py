@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 
-from .._base import log
-from ..optim.joint import class_of, members_of
-from ..optim.optimizer import VariableAttributes
-from ..optim.step_hooks import constants_of, present_hooks
-from .guards import Guard, is_same, shorten
+from ..._base import log
+from ...optim.joint import class_of, members_of
+from ...optim.optimizer import VariableAttributes
+from ...optim.step_hooks import constants_of, present_hooks
+from ..guards import Guard, is_same, shorten
 
 _NUMBERS = "call setOptimizer(optimizer) on the wrapped model, also after each scheduler.step()"
 _PARAMETERS = "call destroy() on the wrapped model, then setOptimizer(optimizer)"

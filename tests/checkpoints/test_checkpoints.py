@@ -20,8 +20,8 @@ from helpers.patience import HANGS
 from helpers.resuming import SAVED_AT, Run, whole_and_resumed
 from helpers.wrapping import Having, normal, options, training
 from poptorch._base import archive
-from poptorch._checkpoints import _Writing
-from poptorch._session import host_random
+from poptorch._checkpoints import host_random
+from poptorch._checkpoints.checkpoints import _Writing
 
 
 @pytest.mark.slow

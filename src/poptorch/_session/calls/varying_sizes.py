@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from .. import backends
-from .._ir.spec import Spec
-from .._ir.symbolic import LEAST
+from ... import backends
+from ..._ir.spec import Spec
+from ..._ir.symbolic import LEAST
 
 Place = tuple[int, int]  # an input, by number, and one of its dimensions
 Shapes = Sequence[Sequence[int]]

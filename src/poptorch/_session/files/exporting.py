@@ -7,17 +7,17 @@ from pathlib import Path
 
 import safetensors.torch
 
-from .. import _compile, _export
-from .._base import safe_files, source
-from .._base.errors import Error
-from .._ipu_model.estimate import Estimate
-from .files import check_folder
-from .programs import Specialization
-from .session import Session
-from .signature import Arguments
+from ... import _compile, _export
+from ..._base import safe_files, source
+from ..._base.errors import Error
+from ..._ipu_model.estimate import Estimate
+from ..calls import Arguments
+from ..programs import Specialization
+from ..session import Session
+from .saved_model import check_folder
 
 
-def check(filename: str | os.PathLike[str]) -> Path:
+def check_export(filename: str | os.PathLike[str]) -> Path:
     path = Path(filename)
     check_folder(path)
     if path.is_dir() or path.suffix not in (".py", ".html"):
@@ -32,7 +32,7 @@ def check(filename: str | os.PathLike[str]) -> Path:
 
 def export(session: Session, filename: str | os.PathLike[str]) -> None:
     """Write the program as Python together with a file of its tensors, or write it as a page."""
-    path = check(filename)
+    path = check_export(filename)
     with session.lock():
         now = session.now
         name = type(session.model.module).__name__.removeprefix("Poptorch")

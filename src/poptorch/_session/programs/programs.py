@@ -8,20 +8,15 @@ from typing import Any
 
 import torch
 
-from .. import _compile
-from .._base import log
-from .._base.errors import Error
-from .._ir.plan import RESULTS, Plan
-from .._ir.slots import ACCUMULATED, NORM, Kind
-from ..enums import OutputMode
-from .guards import Guard
-from .inputs import Indices
+from ... import _compile
+from ..._base import log
+from ..._base.errors import Error
+from ..._ir.plan import RESULTS, Plan
+from ..._ir.slots import ACCUMULATED, NORM, Kind
+from ...enums import OutputMode
+from ..calls import Arguments, Emitted, Indices, Outputs, Share, why_fixed
+from ..guards import Guard
 from .model import CallMode, Task
-from .outputs import Outputs
-from .short_batches import Emitted, Share
-from .signature import Arguments
-from .sizes import why_fixed
-from .store import StateStore
 
 _SHARES = 4
 """Programs for shares of shorter batches: an epoch ends with one, or with two shares of one."""
@@ -38,8 +33,6 @@ class Specialization:
         self.share = task.share
         narrow, paths = self.spec.precision.narrow_64bit, self.inputs.bound.paths
         self.inputs.conditions = compiled.conditions
-        # exists from the first use; shares weights with the stores of other programs
-        self.store: StateStore | None = None
         self.outputs = Outputs(compiled.micro.outputs, compiled.micro.host_outputs, narrow)
         emitted = enumerate(compiled.plan.program.emit.slots)  # in the order of the results
         self.loss_at = next((at for at, slot in emitted if slot.kind is Kind.LOSS), None)

@@ -14,11 +14,11 @@ from typing import NamedTuple
 
 import torch
 
-from .._base import trees
-from .._base.errors import Error
-from .._ir.loops import Loops
-from .._ir.spec import Spec
-from ..enums import OutputMode
+from ..._base import trees
+from ..._base.errors import Error
+from ..._ir.loops import Loops
+from ..._ir.spec import Spec
+from ...enums import OutputMode
 from .inputs import Inputs
 from .signature import Bound
 
@@ -74,7 +74,7 @@ def is_shorter(bound: Bound, usual: Bound) -> bool:
     )
 
 
-def shares(bound: Bound, usual: Inputs, spec: Spec) -> list[tuple[Share, Bound]]:
+def shares_of(bound: Bound, usual: Inputs, spec: Spec) -> list[tuple[Share, Bound]]:
     """Return which program runs which part of a batch; empty if the batch is not such a shorter
     batch.
 
@@ -106,7 +106,7 @@ def shares(bound: Bound, usual: Inputs, spec: Spec) -> list[tuple[Share, Bound]]
     return result
 
 
-def unequal(micro_batches: Sequence[Bound]) -> Share:
+def unequal_share(micro_batches: Sequence[Bound]) -> Share:
     """Return the share for an update with micro-batches of these sizes."""
     groups = itertools.groupby(map(rows_of, micro_batches))
     return Share(sizes=tuple((rows, len(list(group))) for rows, group in groups))
@@ -170,7 +170,7 @@ def check_results(usual: Sequence[Emitted], share: Sequence[Emitted]) -> None:
             )
 
 
-def joined(
+def join_results(
     results: Sequence[Sequence[torch.Tensor]], usual: Sequence[Emitted]
 ) -> list[torch.Tensor]:
     """Join the results of all shares of a batch."""

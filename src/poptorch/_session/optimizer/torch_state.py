@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 
-from .._base import log
-from .._residency import unwatched
-from ..optim.freeze import path_of
-from ..optim.optimizer import DeviceState
-from .wrapping import announce_in
+from ..._base import log
+from ..._residency import unwatched
+from ...optim.freeze import path_of
+from ...optim.optimizer import DeviceState
+from ..wrapping import announce_in
 
 NAMES = {
     "sgd": {"Accl1": "momentum_buffer"},

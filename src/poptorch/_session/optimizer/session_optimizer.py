@@ -13,28 +13,28 @@ from typing import Any
 
 import torch
 
-from .. import optim
-from .._base import log
-from .._base.errors import Error
-from .._base.plainly import plainly
-from .._compile import agreement
-from .._eager import EagerOptimizer
-from .._ir.own_step import StepHooks
-from .._ir.slots import narrowed, unchanged
-from .._ir.spec import OptimSpec, Spec
-from .._residency import Lock
-from .._update import discover
-from ..enums import ReductionType
-from ..optim.freeze import freeze, path_of
-from ..optim.joint import Joint, class_of, members_of
-from ..optim.names import from_ipu_param, from_ipu_state, state_keys, to_ipu_param, to_ipu_state
-from ..optim.replacement import AttributeWatch, check_replacement, needs_running_mean
-from ..optim.step_hooks import note_hooks, present_hooks
-from .guards import shorten
-from .model import Paths, Task
+from ... import optim
+from ..._base import log
+from ..._base.errors import Error
+from ..._base.plainly import plainly
+from ..._compile import agreement
+from ..._eager import EagerOptimizer
+from ..._ir.own_step import StepHooks
+from ..._ir.slots import narrowed, unchanged
+from ..._ir.spec import OptimSpec, Spec
+from ..._residency import Lock
+from ..._update import discover
+from ...enums import ReductionType
+from ...optim.freeze import freeze, path_of
+from ...optim.joint import Joint, class_of, members_of
+from ...optim.names import from_ipu_param, from_ipu_state, state_keys, to_ipu_param, to_ipu_state
+from ...optim.replacement import AttributeWatch, check_replacement, needs_running_mean
+from ...optim.step_hooks import note_hooks, present_hooks
+from ..guards import shorten
+from ..programs import Paths, Task
+from ..weights import StateStore
 from .optimizer_guards import OptimizerGuards, warn_of_steps
 from .own_state import OwnState
-from .store import StateStore
 from .torch_state import NAMES, TorchState
 
 _attached: weakref.WeakSet[SessionOptimizer] = weakref.WeakSet()

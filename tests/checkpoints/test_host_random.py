@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import poptorch
-from poptorch._session import host_random
+from poptorch._checkpoints import host_random
 
 MAKERS: dict[str, Any] = {
     "torch": lambda: torch.Generator().manual_seed(3),

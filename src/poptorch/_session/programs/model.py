@@ -13,18 +13,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from .. import _capture, _compile
-from .._base import log
-from .._base.errors import Error
-from .._data import notices
-from .._ir import slots
-from .._ir.slots import Slot, narrowed
-from .._ir.spec import OptimSpec, Spec
-from .guards import Attributes
-from .inputs import Inputs
-from .short_batches import Share
-from .signature import Bound, Signature
-from .weights import Grouping, GroupingRequest, ModelTensors
+from ... import _capture, _compile
+from ..._base import log
+from ..._base.errors import Error
+from ..._data import notices
+from ..._ir import slots
+from ..._ir.slots import Slot, narrowed
+from ..._ir.spec import OptimSpec, Spec
+from ..calls import Bound, Inputs, Share, Signature
+from ..guards import Attributes
+from .model_tensors import Grouping, GroupingRequest, ModelTensors
 
 Mode = tuple[bool, ...]  # for each module, whether it is in training mode
 CallMode = tuple[Mode, torch.dtype | None]  # the mode, and the type of an autocast around the call

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from .._base import trees
-from .._base.errors import AssertionFailure, Error
+from ..._base import trees
+from ..._base.errors import AssertionFailure, Error
 
 Arguments = tuple[tuple[Any, ...], Mapping[str, Any]]  # of a call, by position and by name
 

@@ -8,15 +8,15 @@ from collections.abc import Callable, Iterator, Mapping
 
 from torch import nn
 
-from .. import _capture
-from .._base import interrupts, log
-from .._base.errors import Error
-from .._compile import agreement
-from .._residency import DeviceCopies, Event, locked
-from . import guards
-from .programs import Programs
+from ... import _capture
+from ..._base import interrupts, log
+from ..._base.errors import Error
+from ..._compile import agreement
+from ..._residency import DeviceCopies, Event, locked
+from .. import guards
+from ..programs import Programs, Specialization
+from ..wrapping import Owner
 from .store import StateStore
-from .wrapping import Owner
 
 
 class Transfers:
@@ -38,6 +38,8 @@ class Transfers:
         self.device.meet({path: tied.tensor for path, tied in tensors.items()})
         self.lock = self.device.lock
         self.store: StateStore | None = None  # while attached
+        # of each program from its first use; they share the tensors of weights
+        self._stores = weakref.WeakKeyDictionary[Specialization, StateStore]()
         self.checks = guards.Checks(guards.of_weights(self.device, module))
         # whether the processes of the job have started with the same weights
         self.has_agreed = False
@@ -56,21 +58,32 @@ class Transfers:
     def begin(self) -> None:
         """Start with another first program, or none. Nothing is on the device."""
         self.store = self.written = self._left = None
+        self._stores.clear()
         self.has_agreed = False
         self.device.clear()
 
-    def attach(self, store: StateStore) -> None:
+    def attach(self, program: Specialization, store: StateStore) -> None:
         if self._left is not None and self._left != (digests := store.digests()):
             self.written = digests
         self.store, self._left = store, None
+        self._stores[program] = store
         self.adopted()
+
+    def store_for(self, program: Specialization) -> StateStore:
+        """Return the tensors of another program on the device, with the present state."""
+        store, now = self._stores.get(program), self.attached
+        if store is None:
+            store = StateStore(program.compiled, program.reading, self.device, now)
+            self._stores[program] = store
+        else:
+            store.take_over(now)
+        return store
 
     def leave(self) -> None:
         """Forget the device, after ``save``."""
         self.device.clear()
         self.store = None
-        for variant in self._programs.all:
-            variant.store = None
+        self._stores.clear()
 
     def save(self, local_only: bool) -> None:
         """Copy values to the host that would be lost with the device."""

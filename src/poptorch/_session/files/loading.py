@@ -12,18 +12,18 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 
-from .. import _capture, _compile
-from .._base import log
-from .._base.errors import Error
-from .._base.plainly import plainly, written_to
-from ..optim import KINDS
-from ..optim.arguments import LARGEST
-from ..optim.freeze import freeze
-from .files import CODE, DEVICE, MODEL, Saved, attributes, shapes_of
-from .random import Randomness
-from .session import Session
-from .signature import Arguments
-from .weights import check_saved, refuse_saved
+from ... import _capture, _compile
+from ..._base import log
+from ..._base.errors import Error
+from ..._base.plainly import plainly, written_to
+from ...optim import KINDS
+from ...optim.arguments import LARGEST
+from ...optim.freeze import freeze
+from ..calls import Arguments
+from ..programs import check_saved, refuse_saved
+from ..random import Randomness
+from ..session import Session
+from .saved_model import CODE, DEVICE, MODEL, Saved, attributes, shapes_of
 
 _NUMBERS = {name for kind in KINDS for name in ("betas", *kind.hypers)}
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from .._ir.own_step import Kept, Leaf, flat, of_group, of_optimizer, substituted
-from .._ir.state_views import Place
-from .._residency import unwatched
-from ..optim.names import STEPPED
+from ..._ir.own_step import Kept, Leaf, flat, of_group, of_optimizer, substituted
+from ..._ir.state_views import Place
+from ..._residency import unwatched
+from ...optim.names import STEPPED
 from .torch_state import TorchState
 
 

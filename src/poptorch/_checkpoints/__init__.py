@@ -1,0 +1,5 @@
+"""Save and resume training runs."""
+
+from .checkpoints import Checkpoints
+
+__all__ = ["Checkpoints"]

@@ -1,0 +1,37 @@
+"""What goes into a call and what comes out: arguments, batches, sizes, results."""
+
+from .inputs import Indices, Inputs, return_inputs
+from .outputs import LastCall, Moments, Outputs
+from .short_batches import (
+    Emitted,
+    Share,
+    check_results,
+    is_shorter,
+    join_results,
+    shares_of,
+    unequal_share,
+)
+from .signature import Arguments, Bound, Signature
+from .varying_sizes import Sizes, shapes_of, why_fixed
+
+__all__ = [
+    "Arguments",
+    "Bound",
+    "Emitted",
+    "Indices",
+    "Inputs",
+    "LastCall",
+    "Moments",
+    "Outputs",
+    "Share",
+    "Signature",
+    "Sizes",
+    "check_results",
+    "is_shorter",
+    "join_results",
+    "return_inputs",
+    "shapes_of",
+    "shares_of",
+    "unequal_share",
+    "why_fixed",
+]

@@ -1,0 +1,22 @@
+"""Save a wrapped model, load it, and export its program."""
+
+from .exporting import check_export, export, export_for
+from .loading import fill, restore, resume
+from .saved_model import Objects, Saved, decode, encode, packed, random_state, read, save
+
+__all__ = [
+    "Objects",
+    "Saved",
+    "check_export",
+    "decode",
+    "encode",
+    "export",
+    "export_for",
+    "fill",
+    "packed",
+    "random_state",
+    "read",
+    "restore",
+    "resume",
+    "save",
+]

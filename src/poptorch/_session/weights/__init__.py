@@ -1,0 +1,6 @@
+"""The device's copies of weights, buffers and state, and their transfers."""
+
+from .store import DEVICE_ONLY, StateLayout, StateStore
+from .transfers import Transfers
+
+__all__ = ["DEVICE_ONLY", "StateLayout", "StateStore", "Transfers"]
