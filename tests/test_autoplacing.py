@@ -118,7 +118,7 @@ def lopsided() -> Having:
 
 
 @pytest.mark.slow
-def test_a_system_has_its_memory_respected_as_estimates_see_it() -> None:
+def test_autoplace_respects_the_estimated_memory_of_a_system() -> None:
     """The fastest division puts too many layers of 115 MiB on the first chip."""
     with torch.device("meta"):
         models = [lopsided().eval() for _ in range(2)]

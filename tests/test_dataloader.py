@@ -129,7 +129,7 @@ def test_batches_have_the_types_of_the_elements(mode: DataLoaderMode) -> None:
         assert torch.equal(got, torch.arange(7).to(dtype))
 
 
-def test_a_newer_iterator_over_one_loading_process_ends_the_older_one() -> None:
+def test_a_newer_iterator_over_the_same_loading_process_ends_the_older_one() -> None:
     made = loader(sets.Numbers(8), 2, mode=DataLoaderMode.Async)
     first, second = iter(made), iter(made)
     with pytest.raises(Error, match="newer iterator"):
@@ -257,13 +257,15 @@ def test_the_worked_example_of_lost_samples() -> None:
     (TypeError, "early_preload must be True or False", [asynchronous(early_preload="no")]),
     (TypeError, "shuffle must be True or False", [{"shuffle": "no"}]),
 ])  # fmt: skip
-def test_arguments_that_make_no_sense(error: type, title: str, cases: list[dict[str, Any]]) -> None:
+def test_impossible_arguments_of_a_loader_are_refused(
+    error: type, title: str, cases: list[dict[str, Any]]
+) -> None:
     for arguments in cases:
         with pytest.raises(error, match=title):
             loader(sets.Numbers(9), **arguments)
 
 
-def test_arguments_of_the_accessor_that_make_no_sense() -> None:
+def test_impossible_arguments_of_an_accessor_are_refused() -> None:
     for size in (1, "2"):
         with pytest.raises(AssertionError, match="rebatched_size must be at least 2"):
             AsynchronousDataAccessor(sets.Numbers(4), **FORK, rebatched_size=size)

@@ -194,7 +194,7 @@ def test_a_terminated_process_ends_together_with_its_workers(
         assert capfd.readouterr() == ("", "")
 
 
-def test_a_process_that_does_not_stop_is_made_to(
+def test_a_process_that_does_not_stop_is_killed(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(process, "PATIENCE", 0.2)
@@ -224,7 +224,7 @@ def test_a_stopped_process_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.spec("data", 10)
 @pytest.mark.parametrize("mode, workers", [*zip(ALL_MODES, (2, 0, 2), strict=True)])
-def test_a_consumer_that_stops_early(
+def test_a_consumer_that_stops_early_leaves_nothing_behind(
     mode: DataLoaderMode, workers: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with nothing_left() as known:
@@ -433,7 +433,7 @@ if __name__ == "__main__":
 
 @pytest.mark.long
 @pytest.mark.skipif(not _can_mount(), reason="needs a private /dev/shm of 64 kB")
-def test_a_full_dev_shm(tmp_path: Path) -> None:
+def test_a_full_dev_shm_is_an_error_that_names_shared_memory(tmp_path: Path) -> None:
     """The ring does not live there; what torch's workers send does, and their failure is told."""
     script = tmp_path / "p.py"
     script.write_text(SMALL_SHM)

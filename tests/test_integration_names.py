@@ -35,7 +35,7 @@ def test_before_the_first_call_no_executable_exists(training: poptorch.PoplarExe
     assert training._executable_inputs is None
 
 
-def test_there_is_an_executable_with_its_inputs_after_a_call(
+def test_after_a_call_an_executable_with_its_inputs_exists(
     training: poptorch.PoplarExecutor,
 ) -> None:
     training(X, Y)

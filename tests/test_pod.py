@@ -76,7 +76,7 @@ def test_leases_hold_different_chips() -> None:
     assert held() == [0, 2, 3]
 
 
-def test_a_holder_is_known_by_its_process() -> None:
+def test_a_holder_of_a_device_is_identified_by_its_process() -> None:
     lease = _pod.acquire(1)
 
     (holder,) = _pod.holders()
@@ -133,7 +133,7 @@ def test_an_id_names_a_device() -> None:
         (1, None, r"(?s)acquire 1 IPU\(s\).*held by process OWN_PID.*WAIT_FOR_IPU=1"),
     ],
 )
-def test_a_device_that_is_held_too_small_or_not_there_is_refused(
+def test_a_device_that_is_in_use_too_small_or_missing_is_refused(
     count: int, ipu_id: int | None, said: str
 ) -> None:
     lease = _pod.acquire(4, ipu_id=6)
@@ -432,7 +432,7 @@ def test_a_device_is_held_from_acquisition_to_release() -> None:
 
 @pytest.mark.spec("runtime", 32)
 @pytest.mark.usefixtures("two")
-def test_ids_are_the_machines_and_block_devices_the_models_own() -> None:
+def test_use_ipu_id_takes_ids_of_the_system_and_blocks_take_ids_of_the_model() -> None:
     def blocks(x: torch.Tensor) -> torch.Tensor:
         with poptorch.Block("A", ipu_id=0):
             x = x * 2

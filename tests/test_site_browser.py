@@ -47,7 +47,7 @@ def test_nothing_is_cut_off_and_all_text_has_contrast(site: Path, tmp_path: Path
     assert json.loads(report) == {"seen": len(pages), "cut": {}, "faint": {}}
 
 
-def test_the_search_works_from_the_disk(site: Path, tmp_path: Path) -> None:
+def test_the_search_of_the_site_works_without_a_server(site: Path, tmp_path: Path) -> None:
     shown = opened(f"{(site / 'index.html').as_uri()}?q={WORD}", tmp_path)
     assert f"<h1>{PAGE}</h1>" in shown.split('class="md-search-result__list"')[1]
 

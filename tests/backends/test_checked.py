@@ -47,7 +47,7 @@ def test_the_error_explains_the_cause(
 
 
 @pytest.mark.spec("precision", 10)
-def test_a_call_like_the_one_before_is_checked() -> None:
+def test_a_call_like_the_previous_one_is_checked() -> None:
     executor = poptorch.inferenceModel(Calling(torch.reciprocal), checking())
     for _ in range(3):
         assert executor(torch.full((2,), 4.0)).tolist() == [0.25, 0.25]

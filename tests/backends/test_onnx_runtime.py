@@ -55,7 +55,7 @@ def test_empty_tensors_and_transposed_weights_are_passed_on() -> None:
 
 
 @pytest.mark.compiling_fails
-def test_operators_that_onnx_lacks_run_on_the_reference_backend(
+def test_operators_that_onnx_does_not_have_run_on_the_reference_backend(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     same(compiled(Having(lambda m, x: torch.lgamma(x)), "onnxruntime"), torch.lgamma, normal(3))

@@ -130,7 +130,7 @@ def looking_up(model: Having, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return nn.functional.mse_loss((model.rows(places) + model.kinds(kinds)).sum(1) + x[:, :3], y)
 
 
-def test_indices_out_of_buffers_are_looked_at_when_the_buffers_are_new() -> None:
+def test_indices_in_buffers_are_checked_when_the_buffers_change() -> None:
     model = Having(looking_up, rows=nn.Embedding(4, 3), kinds=nn.Embedding(2, 3))
     model.register_buffer("positions", torch.arange(4).expand(1, -1), persistent=False)
     model.register_buffer("first", torch.zeros(1, 4, dtype=torch.int64), persistent=False)
@@ -165,7 +165,7 @@ class Shifted(nn.Module):
         return nn.functional.cross_entropy(out.view(-1, 4), wanted)
 
 
-def test_labels_that_are_shifted_are_looked_at_in_each_call() -> None:
+def test_shifted_labels_are_checked_in_each_call() -> None:
     """The first label of a row is the start of the decoder only, its last label is wanted only."""
     wrapper = training(Shifted())
     tokens, labels = torch.randint(4, (2, 5)), torch.randint(4, (2, 5))

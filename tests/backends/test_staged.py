@@ -143,7 +143,7 @@ def damaged(plan: Plan, **changes: Any) -> Plan:
     return dataclasses.replace(plan, staged=dataclasses.replace(plan.staged, **changes))
 
 
-def test_a_value_that_was_not_sent_and_another_chips_weight_are_missed() -> None:
+def test_a_missing_transfer_or_a_weight_on_another_chip_is_an_error() -> None:
     captured, plan, batches = small_plan()
     with pytest.raises(NotOnChip, match=r"1F0 reads .* not on chip 1"):
         captured.run_staged(damaged(plan, transfers=plan.staged.transfers[1:]), batches)

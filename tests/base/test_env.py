@@ -109,7 +109,7 @@ def test_a_full_disk_is_one_warning_and_the_log_goes_to_stderr(
     assert [line.rpartition("] ")[2] for line in lines] == ["line 0", "line 1", "line 2"]
 
 
-def test_a_line_of_the_trace_says_so(
+def test_each_line_of_the_trace_names_its_level(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(log, "_level", "TRACE")

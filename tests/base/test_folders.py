@@ -141,7 +141,7 @@ def test_the_folder_of_another_user_is_not_used(shared: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_usual_folder_that_another_user_has_made_is_passed_by(
+def test_the_usual_folder_that_another_user_has_made_is_not_used(
     shared: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     place = shared / f"poptorch-code-{os.getuid()}"

@@ -72,7 +72,7 @@ DROPS = [dropped_by_a_callback, dropped_by_code_that_goes_on, dropped_again_and_
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("drop", DROPS)
-def test_an_interrupt_that_was_dropped_comes_again_before_the_block_is_over(
+def test_an_interrupt_that_was_dropped_is_raised_again_before_the_block_ends(
     drop: Callable[[], None],
 ) -> None:
     with pytest.raises(KeyboardInterrupt), interrupts.insisting():
@@ -82,7 +82,7 @@ def test_an_interrupt_that_was_dropped_comes_again_before_the_block_is_over(
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("drop", DROPS)
-def test_an_interrupt_that_was_dropped_comes_at_the_latest_when_the_block_ends(
+def test_an_interrupt_that_was_dropped_is_raised_at_the_latest_when_the_block_ends(
     drop: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(interrupts, "_AGAIN", 100.0 if drop is not DROPS[2] else 0.01)
@@ -90,7 +90,7 @@ def test_an_interrupt_that_was_dropped_comes_at_the_latest_when_the_block_ends(
         drop()
 
 
-def test_an_interrupt_that_was_made_another_error_is_the_interrupt_again() -> None:
+def test_an_interrupt_that_was_turned_into_another_error_is_raised_as_an_interrupt() -> None:
     def compile_something() -> None:
         try:
             press()
@@ -157,7 +157,7 @@ def test_another_thread_may_compile_while_the_main_one_gets_a_signal() -> None:
     assert done == [1]
 
 
-def test_signals_that_wait_come_at_once_where_they_are_allowed() -> None:
+def test_deferred_signals_are_delivered_as_soon_as_they_are_allowed() -> None:
     reached = []
     with pytest.raises(KeyboardInterrupt), interrupts.deferred():
         press()
@@ -168,7 +168,7 @@ def test_signals_that_wait_come_at_once_where_they_are_allowed() -> None:
     assert reached == ["noted"]
 
 
-def test_after_where_they_are_allowed_signals_wait_again() -> None:
+def test_signals_are_deferred_again_after_they_were_allowed() -> None:
     reached = []
     with pytest.raises(KeyboardInterrupt), interrupts.deferred():
         with interrupts.allowed():
@@ -193,7 +193,7 @@ kept = Cycle()
 
 @pytest.mark.slow
 @pytest.mark.parametrize("end, looks", [("", True), ("raise KeyboardInterrupt", False)])
-def test_a_process_that_ctrl_c_ends_does_not_look_for_garbage(end: str, looks: bool) -> None:
+def test_a_process_that_ctrl_c_ends_does_not_collect_garbage(end: str, looks: bool) -> None:
     command = [sys.executable, "-c", ENDING.format(end=end)]
 
     done = subprocess.run(command, capture_output=True, text=True)

@@ -227,7 +227,7 @@ def test_the_interpreter_takes_the_place_of_compiled_code(
     assert VERSION in warning
 
 
-def test_settings_that_are_gone_are_left_out_unless_they_are_needed(
+def test_settings_that_torch_removed_are_left_out_unless_they_are_needed(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     import torch._inductor.config as config
@@ -356,7 +356,7 @@ def test_every_name_is_listed() -> None:
 
 
 @pytest.mark.slow
-def test_names_are_where_they_were_seen() -> None:
+def test_private_names_exist_in_the_releases_where_they_were_found() -> None:
     """Those of the newest release that was tried, in one that is newer."""
     version = torch.__version__.partition("+")[0]
     release = version if version in RELEASES else RELEASES[-1]

@@ -264,7 +264,7 @@ def test_a_new_file_that_was_taken_for_one_that_was_left_is_made_again(
     assert (tmp_path / "file").read_bytes() == b"new"
 
 
-def test_a_file_system_without_locks_will_do(
+def test_a_file_system_without_locks_is_sufficient(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def none(handle: int, how: int) -> None:

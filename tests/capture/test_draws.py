@@ -264,7 +264,7 @@ def test_a_generator_of_the_model_continues_as_in_eager_torch(accumulation: int)
     assert torch.equal(ours.get_state(), eagers.get_state())
 
 
-def test_compiling_moves_no_generator_on() -> None:
+def test_compiling_draws_from_no_generator() -> None:
     own = torch.Generator().manual_seed(11)
     executor = training(drawing_from(own), options(accumulation=4))
     states = own.get_state(), torch.get_rng_state()

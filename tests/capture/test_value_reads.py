@@ -257,7 +257,7 @@ def test_a_branch_on_a_tensor_that_stays_as_it_is_needs_no_inputs(
     assert "branches" not in caplog.text
 
 
-def test_a_change_of_a_tensor_that_was_branched_on_is_said_once(
+def test_a_change_of_a_tensor_in_a_branch_condition_causes_one_warning(
     short_cutting: poptorch.PoplarExecutor, caplog: pytest.LogCaptureFixture
 ) -> None:
     nn.init.zeros_(short_cutting.model.mask)

@@ -400,9 +400,7 @@ TWISTS = {
 
 
 @pytest.mark.parametrize("twist", TWISTS)
-def test_checkpoints_of_strangers_are_refused_and_nothing_has_changed(
-    twist: str, tmp_path: Path
-) -> None:
+def test_manipulated_checkpoints_are_refused_and_change_nothing(twist: str, tmp_path: Path) -> None:
     twisted(make(tmp_path, 1, counter=Counter([1.5])).save(), **TWISTS[twist])
     counter = Counter([0.0])
     resuming_ = make(tmp_path, counter=counter)

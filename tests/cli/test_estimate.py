@@ -142,7 +142,7 @@ def test_options_after_the_script_belong_to_the_script_and_a_message_says_so(
 
 
 @pytest.mark.slow
-def test_with_all_models_the_script_runs_on(
+def test_with_all_models_the_script_continues_after_an_estimate(
     linear: str, capsys: Printed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("POPTORCH_POD")

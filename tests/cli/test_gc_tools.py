@@ -146,7 +146,7 @@ def test_gc_info_describes_one_device(capsys: Printed) -> None:
     assert "tiles per ipu: 1472" in text
 
 
-def test_info_of_a_device_that_there_is_not_is_refused(capsys: Printed) -> None:
+def test_info_about_a_missing_device_is_refused(capsys: Printed) -> None:
     status = info(["-d", "7"])
 
     assert status == 2

@@ -155,7 +155,9 @@ def test_the_new_script_computes_the_same_as_the_old_one(
     torch.testing.assert_close(new["results"], old["results"], **near(32, 8))
 
 
-def test_examples_and_tutorials_move_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_examples_and_tutorials_can_be_migrated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cells = json.loads((ROOT / "docs/tutorials/port.ipynb").read_text())["cells"]
     page = (ROOT / "docs/quick_start.md").read_text().split("## 5.")[0]
     blocks = [part.split("```")[0].partition("\n")[2] for part in page.split("```python")[1:]]
@@ -366,7 +368,9 @@ kinds = [type(each) for each in results]
     assert plain["kinds"] == [plain["Pair"], plain["collections"].OrderedDict]
 
 
-def test_the_report_and_the_diff(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_migrate_prints_a_report_and_a_diff(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     script = tmp_path / "train.py"
     script.write_text(HEAD + PLAIN)
     assert main(["migrate", str(script)]) == 0

@@ -118,7 +118,9 @@ def test_options_may_follow_the_script(net: str, run: Callable[..., list[str]]) 
     assert run(net, "--diff") == run("--diff", net)
 
 
-def test_without_lanes_that_pass_changes_nothing(net: str, run: Callable[..., list[str]]) -> None:
+def test_if_lanes_are_left_out_their_pass_changes_nothing(
+    net: str, run: Callable[..., list[str]]
+) -> None:
     assert "lanes: changes nothing" in run("--without", "lanes", net)
 
 

@@ -107,7 +107,7 @@ def test_a_budget_that_cannot_be_read_is_refused(budget: str, profiles: Profiles
     assert main(["report", "--compare", profiles.old, profiles.new, "--budget", budget]) == 2
 
 
-def test_a_cache_that_there_is_not_cannot_be_listed(tmp_path: Path) -> None:
+def test_a_missing_cache_cannot_be_listed(tmp_path: Path) -> None:
     assert main(["cache", "--dir", str(tmp_path / "nowhere"), "list"]) == 2
 
 

@@ -54,7 +54,7 @@ def test_a_command_that_needs_the_package_gets_all_of_it() -> None:
     assert done.stdout.splitlines()[-1] == "True"
 
 
-def test_installed_commands_start_there() -> None:
+def test_installed_commands_start_in_the_light_module() -> None:
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
 
     assert scripts["poptorch"] == "poptorch_commands:poptorch"

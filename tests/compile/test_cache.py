@@ -170,7 +170,7 @@ def test_damaged_entries_are_rebuilt(
 @pytest.mark.parametrize(
     "facts", [b"[1]", json.dumps({"input 0": "\x1b[2Jwell"}).encode(), b"[" * 100_000]
 )
-def test_entries_that_say_something_else_end_no_run(
+def test_cache_entries_with_wrong_facts_end_no_run(
     facts: bytes, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder.mkdir(parents=True, mode=0o700)
@@ -231,7 +231,7 @@ def test_a_folder_that_cannot_be_made_is_one_warning_which_says_nothing_else(
         (full, "No space left on device"),
     ],
 )
-def test_a_folder_of_no_use_is_a_warning(
+def test_an_unusable_folder_causes_a_warning(
     folder: Path,
     spoil: Callable[..., Any],
     said: str,
@@ -384,7 +384,7 @@ def many_operators(size: int) -> nn.Module:
 
 
 @pytest.mark.slow
-def test_first_calls_at_once_do_not_mix() -> None:
+def test_concurrent_first_calls_do_not_mix() -> None:
     torch.manual_seed(1)
     ready = threading.Barrier(2)
     given = [(many_operators(size), torch.randn(2, size), torch.randn(2, size)) for size in (3, 5)]

@@ -140,7 +140,7 @@ def test_no_copy_of_the_state_is_kept_where_memory_is_short(
 
 @pytest.mark.compiling_fails
 @pytest.mark.parametrize("place", range(1, ACCUMULATION + 1))
-def test_a_later_call_is_done_again_too_where_nothing_was_written_for_good(
+def test_a_later_call_is_repeated_too_if_it_wrote_nothing_permanently(
     place: int, plant: Callable[..., Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     expected = training("reference")
@@ -173,7 +173,7 @@ def test_a_later_call_that_fails_in_its_second_update_keeps_the_first(
     assert not warnings(caplog)
 
 
-def test_a_later_update_that_was_half_written_says_so(plant: Callable[..., Any]) -> None:
+def test_a_later_update_that_was_half_written_is_reported(plant: Callable[..., Any]) -> None:
     expected = training("reference")
     expected(X, Y)
     model = training("inductor")
@@ -280,7 +280,7 @@ class Exchanging:
         raise AssertionError(LAYOUT_FAULT)
 
 
-def test_a_call_is_not_done_again_alone_after_an_exchange_with_other_processes() -> None:
+def test_a_call_is_not_repeated_after_an_exchange_with_other_processes() -> None:
     model = training("reference")
     model(X, Y)
     alone = fallback.WithFallback(Exchanging(), lambda: pytest.fail("done again"), model.plan())

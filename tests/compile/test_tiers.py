@@ -165,7 +165,7 @@ def test_a_program_with_equal_graphs_has_compiled_code_at_once_in(
 
 
 @pytest.mark.slow
-def test_graphs_that_others_have_compiled_take_over(
+def test_compiled_graphs_of_other_processes_take_over(
     eager_to_compile: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(tiers, "SHARE", 1e9)  # it may not compile itself
@@ -338,7 +338,7 @@ def test_one_process_serves_program_after_program(kept: list[Any]) -> None:
     helper.give_back([process])
 
 
-def test_of_several_processes_one_is_kept_and_the_others_end(kept: list[Any]) -> None:
+def test_one_of_several_compiler_processes_is_kept_and_the_others_end(kept: list[Any]) -> None:
     first, other = helper.acquire("b"), helper.acquire("b")
     outcomes(first, "a")
 

@@ -69,7 +69,7 @@ def half_of_it_early() -> Exchanged:
     return Exchanged((2e6,), ((1e6,),), left=0.5)
 
 
-def test_early_gradients_wait_the_less_the_longer_there_is_something_to_compute(
+def test_early_gradients_wait_less_if_more_computation_remains(
     half_of_it_early: Exchanged,
 ) -> None:
     waits = [half_of_it_early.seconds(computing, 8, WIRE) for computing in (0.0, 1e-3, 1.0)]

@@ -83,7 +83,7 @@ def test_one_number_for_each_channel_goes_into_the_weight(forward: Forward) -> N
         pytest.param(convolution(lambda m, y: y + m.shift[:, None]), ["add"], id="along a column"),
     ],
 )
-def test_other_numbers_are_left(forward: Forward, left: list[str]) -> None:
+def test_other_scales_are_not_folded(forward: Forward, left: list[str]) -> None:
     assert left_of(forward) == left
 
 

@@ -182,7 +182,7 @@ def test_a_library_that_is_clearly_faster_twice_is_taken(
 
 
 @TAKEN
-def test_classes_for_which_no_time_is_left_follow_the_measured_one_of_their_kind(
+def test_if_time_is_short_classes_use_the_measured_choice_of_their_kind(
     shape: Shape, other: str, shares: list[float], taken: str, time_for_one_class: Any
 ) -> None:
     time_for_one_class(other, shares)

@@ -83,7 +83,7 @@ def error_of(model: nn.Module) -> str:
     return str(caught.value)
 
 
-def test_a_model_that_agrees_trains_without_a_word() -> None:
+def test_a_model_that_agrees_trains_without_a_warning() -> None:
     model = Two(lambda self, x: F.dropout(x.tanh(), 0.5))
 
     _, loss = train_once(model)
@@ -103,7 +103,7 @@ def test_another_gradient_is_an_error_that_names_the_parameter() -> None:
     assert "the gradient of 'first.weight' differs by" in message
 
 
-def test_another_gradient_of_one_parameter_does_not_accuse_the_others() -> None:
+def test_a_wrong_gradient_of_one_parameter_is_not_attributed_to_others() -> None:
     message = error_of(Two(lambda self, x: WrongGradient.apply(x)))
 
     assert "second.weight" not in message

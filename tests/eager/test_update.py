@@ -81,7 +81,7 @@ def real_velocity(key: str, value: torch.Tensor) -> torch.Tensor:
         (torch.optim.NAdam, {}),
     ],
 )
-def test_updates_that_agree_train_without_a_word(
+def test_updates_that_agree_cause_no_warning(
     kind: type[torch.optim.Optimizer], settings: dict[str, Any]
 ) -> None:
     assert train_once(kind, **settings).isfinite()

@@ -28,7 +28,7 @@ SCRIPTS = sorted(path.stem for path in ARCHIVED.glob("*.py"))
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
-def test_a_training_model_of_the_first_release(
+def test_the_first_releases_interface_wraps_a_training_model(
     replicas: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("POPTORCH_BACKEND", "reference")

@@ -84,7 +84,7 @@ SHORT = ("--small", "--backend", "reference", "--updates")
 
 
 @pytest.mark.parametrize("name", ["nodes", "molecules", "temporal"])
-def test_both_loops_train_equally(
+def test_the_loops_in_pytorch_and_in_poptorch_train_equally(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     picture = tmp_path / "picture.png"

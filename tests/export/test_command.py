@@ -91,7 +91,7 @@ def script(tmp_path: Path) -> Path:
 
 
 @of_script_or_function
-def test_the_command_writes_the_step_and_says_where(
+def test_the_command_writes_the_step_and_prints_its_path(
     function: str, script: Path, tmp_path: Path, capsys: Printed
 ) -> None:
     """The script ends with its first call, so that it prints nothing afterwards."""
@@ -105,7 +105,7 @@ def test_the_command_writes_the_step_and_says_where(
 
 
 @of_script_or_function
-def test_the_command_writes_a_page_and_says_where(
+def test_the_command_writes_a_page_and_prints_its_path(
     function: str, script: Path, tmp_path: Path, capsys: Printed
 ) -> None:
     page = tmp_path / "step.html"

@@ -65,7 +65,7 @@ def test_sampled_edges_are_edges_of_the_graph_by_their_number(whole: SamplerOutp
     assert torch.equal(edges_of(whole), GRAPH.edge_index[:, whole.edge])
 
 
-def test_all_edges_into_nodes_before_the_last_hop_are_there(whole: SamplerOutput) -> None:
+def test_all_edges_into_nodes_before_the_last_hop_are_sampled(whole: SamplerOutput) -> None:
     before_last_hop = whole.node[: sum(whole.num_sampled_nodes[:2])]
 
     assert len(whole.edge) == torch.isin(GRAPH.edge_index[1], before_last_hop).sum()
@@ -201,7 +201,7 @@ def test_the_strategy_last_takes_the_latest_neighbour(dated: Data) -> None:
     assert out.node.tolist() == [0, 3]
 
 
-def test_a_seed_can_be_given_another_time(dated: Data) -> None:
+def test_a_seed_can_get_its_own_time(dated: Data) -> None:
     out = sample(dated, [-1], [0], time=torch.tensor([1]), time_attr="time")
 
     assert sorted(out.node.tolist()) == [0, 1, 2]

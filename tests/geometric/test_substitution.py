@@ -163,7 +163,7 @@ def test_a_graph_of_points_within_a_radius_has_a_fixed_size_inside_a_model() -> 
 UNSORTED = torch.tensor([1, 0])
 
 
-def test_our_aggregation_takes_it_on_trust_that_numbers_are_sorted() -> None:
+def test_our_aggregation_does_not_check_that_numbers_are_sorted() -> None:
     assert ops.Aggregation().assert_sorted_index(UNSORTED) is None
 
 

@@ -53,7 +53,7 @@ def test_hard_use_finds_nothing(name: str, first: int, count: int) -> None:
     assert [each for each in outcomes if each[2]] == []
 
 
-def test_a_defect_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_planted_defect_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     from harden import calls, models
 
     native = models.Subject.native

@@ -69,7 +69,7 @@ def test_a_part_reads_the_values_that_the_previous_one_writes(step: Graph) -> No
 
 
 @pytest.mark.parametrize(("function", "random"), [(torch.rand_like, True), (torch.relu, False)])
-def test_random_graphs_say_so(
+def test_a_graph_that_draws_random_numbers_is_marked_as_random(
     function: Callable[[torch.Tensor], torch.Tensor], random: bool
 ) -> None:
     piece = SlotFunction("p", lambda t: {OUTPUT.key: function(t[BATCH.key])}, (BATCH,), (OUTPUT,))

@@ -42,7 +42,7 @@ def test_shorter_periods_than_asked_for_are_not_offered() -> None:
     assert repetitions("abababab", first_of, shortest=3) == [Stretch(0, 4, 8)]
 
 
-def test_nothing_is_found_where_nothing_is_chosen() -> None:
+def test_without_a_chosen_repetition_nothing_is_found() -> None:
     assert repetitions("abab", lambda stretches: None) == []
 
 

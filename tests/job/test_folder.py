@@ -62,7 +62,7 @@ def test_a_reader_waits_for_a_value_that_is_not_yet_written(store: FolderStore) 
     later.join()
 
 
-def test_a_folder_that_is_gone_is_an_error_of_the_kind_of_torchs(store: FolderStore) -> None:
+def test_a_missing_folder_raises_the_same_exception_as_in_torch(store: FolderStore) -> None:
     lost = FolderStore(store.path / "gone" / "gone")
 
     with pytest.raises(RuntimeError, match="The folder in which the processes of this job meet"):

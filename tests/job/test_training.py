@@ -428,7 +428,7 @@ def test_the_error_shows_a_differing_number_of_both_processes(
 @pytest.mark.parametrize(
     "difference, other", [("other written weights", "bias"), ("other loaded state", "hyper.")]
 )
-def test_equal_facts_are_not_named(
+def test_equal_settings_of_processes_are_not_named(
     difference: str, other: str, process: int, different: Different
 ) -> None:
     assert other not in different.said[process][difference]

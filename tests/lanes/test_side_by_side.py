@@ -143,7 +143,7 @@ def test_sums_of_small_integers_do_not_overflow(dtype: torch.dtype) -> None:
     assert torch.equal(summed, x.view(STEPS, 2, 3).sum(0, dtype=torch.int32))
 
 
-def test_loops_around_exchanges_of_replicas() -> None:
+def test_replicas_can_exchange_inside_loops() -> None:
     """In each turn of the loop, all replicas are summed."""
 
     def forward(m: Having, x: torch.Tensor) -> torch.Tensor:

@@ -21,7 +21,7 @@ def test_nested_loops_compute_the_results_of_python_loops() -> None:
 
 @pytest.mark.slow
 @pytest.mark.spec("ops", 8)
-def test_a_loop_carries_its_values_from_turn_to_turn() -> None:
+def test_a_loop_carries_its_values_from_iteration_to_iteration() -> None:
     """Five times doubled and shifted: 32 times the value, and 1 + 2 + 4 + 8 + 16 times the step."""
     y, step = torch.tensor([1.0, 2.0]), torch.tensor([0.5, -1.0])
 
@@ -108,7 +108,7 @@ def drawn_in_a_loop(seed: int) -> torch.Tensor:
 
 
 @pytest.mark.spec("supported_ops", 29)
-def test_random_numbers_differ_from_turn_to_turn() -> None:
+def test_random_numbers_differ_from_iteration_to_iteration() -> None:
     assert len(set(drawn_in_a_loop(seed=3).tolist())) == 4
 
 

@@ -412,7 +412,7 @@ class Accumulating:
         return self.sum.add_(poptorch.for_loop(3, lambda a: a * 2, [x])[0])
 
 
-def test_changes_that_a_host_function_makes_in_place_stay_there() -> None:
+def test_in_place_changes_by_a_host_function_do_not_reach_its_inputs() -> None:
     cpu = CPU(Accumulating(), "Accumulate")
     model = poptorch.inferenceModel(Calling(lambda x: (cpu(x), x)), options())
 

@@ -104,7 +104,7 @@ def test_multi_conv_options_change_the_estimate() -> None:
     assert cycles(MultiConv().partialsTypes([HALF, FLOAT])) != plain
 
 
-def test_a_multi_conv_without_options_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_multi_conv_without_options_causes_no_warning(caplog: pytest.LogCaptureFixture) -> None:
     poptorch.inferenceModel(convs(MultiConv()), options())(torch.zeros(1, 2, 4))
 
     assert "MultiConv" not in caplog.text

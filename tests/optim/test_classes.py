@@ -128,9 +128,7 @@ def test_an_attribute_can_be_marked_as_variable_and_as_constant(
 
 @each_class
 @pytest.mark.parametrize("mark", ["markAsConstant", "markAsVariable"])
-def test_an_attribute_that_there_is_not_cannot_be_marked(
-    cls: Class, mark: str, weight: nn.Parameter
-) -> None:
+def test_an_unknown_attribute_cannot_be_marked(cls: Class, mark: str, weight: nn.Parameter) -> None:
     attributes = cls([weight], lr=0.1).variable_attrs
 
     with pytest.raises(AssertionError, match="Unknown attribute"):
@@ -278,7 +276,7 @@ def test_a_scale_in_the_order_of_1x_and_by_name_is_refused(name: str, weight: nn
 
 
 @pytest.mark.usefixtures("_not_warned")
-def test_todays_order_is_taken_without_a_warning(
+def test_the_current_argument_order_causes_no_warning(
     weight: nn.Parameter, caplog: pytest.LogCaptureFixture
 ) -> None:
     new = optim.SGD([weight], 0.1, 0.9, 0.0, 0.0, False, True, None, None, 2.0)

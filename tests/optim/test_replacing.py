@@ -384,7 +384,7 @@ SCHEDULERS = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scheduler", SCHEDULERS, ids=lambda each: each.__name__)
-def test_schedulers_of_torch_that_come_after_wrapping_bring_nothing_unexpected(
+def test_schedulers_of_torch_that_are_created_after_wrapping_cause_no_warning(
     scheduler: Callable[..., object], caplog: pytest.LogCaptureFixture
 ) -> None:
     _, optimizer, wrapped = trained(SGD)

@@ -161,7 +161,7 @@ def test_a_call_of_the_first_releases_profiles_only_if_it_says_so(name: str) -> 
     assert ("engineOptions" in engine_options) is (name == "positions")
 
 
-def test_a_call_with_options_and_an_optimizer_brings_no_warning(
+def test_a_call_with_options_and_an_optimizer_causes_no_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     options = Options()

@@ -87,7 +87,7 @@ def test_a_line_of_the_log_clears_the_bar_which_comes_again_below(
     assert again.startswith("\rGraph compilation:  30%|")
 
 
-def test_a_line_of_the_log_leaves_a_closed_bar_alone(
+def test_a_line_of_the_log_does_not_redraw_a_closed_bar(
     bar_at_30_percent: CompilationProgressBar, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bar_at_30_percent.close()

@@ -161,7 +161,7 @@ def test_enums_are_stored_as_whole_numbers(
 
 
 @pytest.mark.spec("options", 9)
-def test_some_members_of_enums_have_numbers_that_nobody_would_guess() -> None:
+def test_some_members_of_enums_have_unexpected_numbers() -> None:
     assert poptorch.VariableRetrievalMode.AllReplicas == 2
     assert OutputMode.Final == 0
 

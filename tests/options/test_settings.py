@@ -288,7 +288,7 @@ def test_the_text_of_a_spec_has_no_address_of_memory(setting: Setting) -> None:
 
 @pytest.mark.spec("options", 26)
 @each(ALL)
-def test_a_change_of_a_clone_leaves_the_original_as_it_was(setting: Setting) -> None:
+def test_a_change_of_a_clone_does_not_change_the_original(setting: Setting) -> None:
     original = start(setting)
     before = shown(original)
 

@@ -127,7 +127,7 @@ LAYERS = {"0", "2", "4", "6"}
 
 
 @pytest.mark.parametrize("bandwidth, late", [(1e10, {"4", "6"}), (1e9, {"6"})])
-def test_gradients_of_late_layers_leave_the_sooner_the_slower_the_link_is(
+def test_on_a_slower_link_gradients_of_late_layers_are_sent_earlier(
     bandwidth: float, late: set[str]
 ) -> None:
     whole = captured(deep(), 4, WIDTH)

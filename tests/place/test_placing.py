@@ -438,7 +438,7 @@ def test_backward_phases_come_after_the_forward_ones(
     assert numbers == expected
 
 
-def test_phases_with_different_numbers_of_stages_bring_a_line(
+def test_phases_with_different_numbers_of_stages_are_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Source: PopTorch user guide, "Phased execution"."""

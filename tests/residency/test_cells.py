@@ -157,7 +157,7 @@ def test_models_that_do_not_train_have_separate_locks() -> None:
     assert not excludes(first.lock, third.lock)
 
 
-def test_a_model_that_is_gone_connects_no_others() -> None:
+def test_a_collected_model_connects_no_others() -> None:
     first, second, _third = devices(False, True, False)
     assert len(first.near) == 1
 

@@ -388,7 +388,7 @@ def test_seeding_the_host_again_with_the_same_seed_is_noticed(
     assert "torch.manual_seed(1): assign [seed] to rng_state" in said
 
 
-def test_a_seed_that_is_taken_back_or_an_option_of_others_is_none(
+def test_a_restored_seed_or_a_seed_option_of_another_model_causes_no_warning(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("poptorch._session.guards.CHECK_EVERY", 0.0)

@@ -28,7 +28,7 @@ def looking_as_often_on_a_busy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guards, "CHEAP", 60.0)
 
 
-def test_a_long_look_puts_the_next_off(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_check_postpones_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     checks = guards.Checks(guards.Guard(lambda: 0, lambda _: [], ""))
     monkeypatch.setattr(time, "monotonic", iter([100.0, 100.01]).__next__)
@@ -49,14 +49,14 @@ def looks(monkeypatch: pytest.MonkeyPatch, apart: float, first: int = 0) -> int:
     return len(made)
 
 
-def test_a_call_that_comes_a_while_after_the_last_one_is_looked_at(
+def test_a_call_after_a_pause_is_checked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert looks(monkeypatch, apart=0.012) == 2
     assert looks(monkeypatch, apart=0.005) == 1
 
 
-def test_the_first_calls_are_looked_at_however_soon_they_come(
+def test_the_first_calls_are_always_checked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert looks(monkeypatch, apart=0.005, first=2) == 2

@@ -188,7 +188,7 @@ def test_a_hook_that_cannot_be_called_is_refused() -> None:
 
 @pytest.mark.spec("executor", 64)
 @pytest.mark.spec("programs", 16)
-def test_inference_gets_the_last_weights_and_the_device_of_a_trainer_that_is_gone() -> None:
+def test_inference_gets_the_last_weights_and_the_device_of_a_collected_trainer() -> None:
     model = Net()
     training = wrapped(model, options().useIpuId(2))
     validation = poptorch.inferenceModel(model, options().useIpuId(2))

@@ -199,7 +199,7 @@ def test_transfer_learning_trains_the_new_layer_as_eager_does(size: int, again: 
     assert torch.equal(old.weight, kept)
 
 
-def test_a_program_for_another_mode_has_the_layers_of_now() -> None:
+def test_a_program_for_another_mode_has_the_current_layers() -> None:
     twins = Twins(Net(), adam, **CLOSE)
     twins.step(X, Y, count=2)
     old = twins.model.head, twins.eager.head
@@ -224,7 +224,7 @@ def test_moments_go_with_layers_that_change_places() -> None:
     assert len(programs) == 1
 
 
-def test_a_program_of_layers_that_are_gone_does_not_come_back() -> None:
+def test_a_program_with_replaced_layers_is_not_used_again() -> None:
     twins = Twins(Net(), adam, **CLOSE)
     twins.step(X, Y)
     for model in (twins.model, twins.eager):
@@ -239,7 +239,7 @@ def test_a_program_of_layers_that_are_gone_does_not_come_back() -> None:
     assert len(programs) == 1
 
 
-def test_a_layer_that_has_left_is_an_ordinary_one_once_the_model_is() -> None:
+def test_a_removed_layer_is_an_ordinary_module_after_destroy() -> None:
     model = Net()
     executor = poptorch.trainingModel(model, options(), adam(model.parameters()))
     executor(X, Y)

@@ -147,7 +147,7 @@ def sending(monkeypatch: pytest.MonkeyPatch, signum: int, wanted: Callable[..., 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("signum", "lanes"), [(signal.SIGALRM, 0), (signal.SIGINT, 1)])
-def test_a_handler_that_raises_waits_for_a_whole_state(
+def test_an_exception_of_a_handler_waits_for_a_consistent_state(
     signum: signal.Signals, lanes: int, monkeypatch: pytest.MonkeyPatch, handled: Any
 ) -> None:
     handled(signum, raising)
@@ -364,7 +364,7 @@ KINDS = {
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_tensors_that_no_program_can_read() -> None:
+def test_tensors_that_no_program_can_read_are_refused() -> None:
     wrapper = poptorch.inferenceModel(torch.nn.Linear(4, 4), options())
     for first in (True, False):
         for kind, make in KINDS.items():
@@ -413,7 +413,7 @@ def test_cyclic_and_very_deep_containers_are_refused() -> None:
     assert torch.equal(wrapper(X), X)
 
 
-def test_a_keyword_called_self() -> None:
+def test_a_keyword_argument_named_self_is_refused() -> None:
     wrapper = poptorch.inferenceModel(Calling(lambda *xs, **kw: sum(xs)), options())
     for call in (wrapper, wrapper.compile, wrapper.explain):
         with pytest.raises(poptorch.Error, match="'self' is not a valid parameter"):

@@ -54,7 +54,7 @@ def test_cases_that_are_known_to_fail_fail(what: str) -> None:
     assert [name for name in KNOWN[what] if not problems(what, name, 12)] == []
 
 
-def test_a_check_that_fails_is_seen() -> None:
+def test_a_failing_check_is_reported() -> None:
     answers = iter([1.0, 2.0, 3.0])
     problem = checks.problem_of(
         lambda: checks.check_inference(Calling(lambda x: x * next(answers)), ((torch.ones(1),), {}))

@@ -102,7 +102,9 @@ CASES = [
 
 
 @pytest.mark.parametrize("name, counts, dtype", CASES)
-def test_everything_is_as_without_bundles(name: str, counts: Any, dtype: Any) -> None:
+def test_training_with_bundles_equals_training_without_them(
+    name: str, counts: Any, dtype: Any
+) -> None:
     model, optimizer, wrapped, _, losses = run(name, dtype, **counts)
     state = optimizer.state_dict()
     other, plain, executor, _, wanted = run(name, dtype, bundled=False, **counts)

@@ -204,7 +204,7 @@ def test_the_norm_of_the_gradients_costs_no_lanes() -> None:
     assert training.plan().program.lanes is not None
 
 
-def test_an_anchor_that_there_is_not_is_refused_with_the_nearest_name() -> None:
+def test_an_unknown_anchor_is_refused_with_the_nearest_name() -> None:
     opts = options()
     opts.anchorTensor("anchor", "Gradient___heads.weight")
 

@@ -149,7 +149,7 @@ def test_an_argument_whose_parser_was_removed_is_refused_with_how_to_register_on
 
 
 @pytest.mark.parametrize("parser", [PairParser, object(), lambda value: value])
-def test_something_else_than_a_parser_is_not_registered(parser: object) -> None:
+def test_an_object_that_is_not_a_parser_is_refused(parser: object) -> None:
     with pytest.raises(poptorch.Error, match="must inherit from ICustomArgParser"):
         poptorch.registerCustomArgParser(Pair, parser)
 

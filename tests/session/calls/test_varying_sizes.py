@@ -526,11 +526,11 @@ def test_indices_are_checked_for_every_size() -> None:
         executor(torch.full((4, 7), 50))
 
 
-def test_a_program_without_variation_is_as_before() -> None:
+def test_a_program_without_sizes_that_vary_is_unchanged() -> None:
     assert torch.equal(infer(torch.relu, normal(3)), normal(3).relu())
 
 
-def test_a_batch_that_does_not_divide_leaves_the_iterations_of_others_alone() -> None:
+def test_a_batch_that_does_not_divide_does_not_change_the_iterations_of_others() -> None:
     opts = options(iterations=4).programs(3)
     model = of(lambda m, x: m.linear(x).mean(0, keepdim=True))
     executor = poptorch.inferenceModel(model, opts)

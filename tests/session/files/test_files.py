@@ -428,7 +428,7 @@ def test_loading_does_not_compile_for_arguments_that_are_not_in_the_file(tmp_pat
         poptorch.load(path, model=depends)
 
 
-def test_arguments_of_plain_types(tmp_path: Path) -> None:
+def test_arguments_of_plain_types_are_saved_and_loaded(tmp_path: Path) -> None:
     value = [None, True, 3, 2.5, "text", torch.float16, (2.0, {"a": X})]
 
     def made() -> nn.Module:
@@ -509,7 +509,7 @@ os.symlink(mine, os.path.join(folder, "model.poptorch"))
 """
 
 
-def test_a_save_is_led_nowhere_by_a_link_of_another_user(tmp_path: Path) -> None:
+def test_a_save_does_not_follow_a_link_of_another_user(tmp_path: Path) -> None:
     """Anybody may make links in a folder such as /tmp."""
     for parent in (tmp_path, *tmp_path.parents):
         if parent.stat().st_uid == os.getuid() and not parent.stat().st_mode & stat.S_IXOTH:
@@ -684,7 +684,7 @@ def test_malicious_files_are_refused_and_change_nothing(
     refused(path)
 
 
-def test_folders_in_options_of_strangers(path: Path) -> None:
+def test_options_in_untrusted_files_cannot_choose_folders(path: Path) -> None:
     folder = path.with_name("stranger")
     calls = f"createOrSet(log_dir='{folder}')\nenableExecutableCaching('{folder}')"
     changed(path, opts(calls))

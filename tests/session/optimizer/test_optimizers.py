@@ -151,7 +151,7 @@ def test_a_state_of_another_kind_is_refused(
 
 @pytest.mark.spec("executor", 31, 32)
 @pytest.mark.spec("optimizers", 14, 16)
-def test_a_state_without_that_of_an_ipu_brings_the_numbers_of_its_groups() -> None:
+def test_a_state_without_an_ipu_state_loads_the_numbers_of_its_groups() -> None:
     model, optimizer, _ = adam()
     native = torch.optim.Adam(model.parameters(), lr=0.5).state_dict()
 

@@ -364,7 +364,7 @@ def test_a_batch_that_does_not_divide_into_iterations_is_evaluated() -> None:
     torch.testing.assert_close(torch.cat(parts), model(data.tensors[0]).detach())
 
 
-def test_a_failed_kind_leaves_the_others() -> None:
+def test_a_failed_compilation_for_other_inputs_changes_nothing() -> None:
     model = Net()
     training = poptorch.trainingModel(model, options().programs(2))
     training(X, Y)

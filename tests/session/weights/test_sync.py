@@ -60,7 +60,7 @@ LOOKS = {
 
 @pytest.mark.spec("executor", 4, 5, 55, 58)
 @pytest.mark.spec("programs", 5)
-def test_every_look_sees_trained_values() -> None:
+def test_every_way_of_reading_weights_sees_trained_values() -> None:
     twins = Twins(Net(), sgd)
     for look in LOOKS.values():
         twins.step(X, Y, count=2)
@@ -338,7 +338,7 @@ def written(executor: Any) -> list[weakref.ref[torch.Tensor]]:
 
 
 @pytest.mark.parametrize("library", [torch.optim, poptorch.optim])
-def test_a_devices_tensors_go_when_it_goes(library: Any) -> None:
+def test_tensors_of_a_device_are_released_with_it(library: Any) -> None:
     """Without the garbage collector, which nobody waits for."""
     model = Layered()
     optimizer = library.Adam(model.parameters(), lr=0.05)
@@ -384,7 +384,7 @@ def test_a_model_with_a_reference_to_its_executor_is_collected_and_its_weights_a
     twins.compare()
 
 
-def test_a_program_that_is_replaced_goes_at_once() -> None:
+def test_a_replaced_program_is_released_at_once() -> None:
     model = Layered()
     executor = training(model)
     executor(P, Q)
