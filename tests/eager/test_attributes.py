@@ -115,6 +115,52 @@ class Swapping(nn.Module):
         return F.mse_loss(out, x)
 
 
+class Averaging(nn.Module):
+    """Counts its runs, and assigns to a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.runs = nn.Linear(3, 3), 0
+        self.register_buffer("mean", torch.zeros(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.runs += 1
+        self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+        return F.mse_loss(self.layer(x - self.mean), x)
+
+
+class Configured(nn.Module):
+    """Several layers share settings that it changes, and only its own scale has an effect."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.settings = types.SimpleNamespace(kind=None, count=0)
+        self.layers = nn.ModuleList(nn.Linear(3, 3) for _ in range(5))
+        for layer in self.layers:
+            layer.settings = self.settings
+        self.scale = 1.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.settings.kind = "regression"
+        self.settings.count += 1
+        loss = F.mse_loss(sum(layer(x) for layer in self.layers) * self.scale, x)
+        self.scale = 0.5
+        return loss
+
+
+class Doubting(nn.Module):
+    """Only both of its attributes together have an effect."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.first, self.second = nn.Linear(3, 3), False, False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out = self.layer(x) * (2.0 if self.first and self.second else 1.0)
+        self.first = self.second = True
+        return F.mse_loss(out, x)
+
+
 class Noting(nn.Module):
     """Leaves tensors in attributes for whoever looks at the model."""
 
@@ -164,6 +210,24 @@ def test_attributes_that_a_training_model_keeps_for_the_next_run_are_named(
 ) -> None:
     with pytest.raises(poptorch.Error, match=f"Got:    {name};"):
         train(model)
+
+
+def test_only_the_attribute_that_changes_the_results_is_named() -> None:
+    with pytest.raises(poptorch.Error, match="Got:    scale;"):
+        train(Configured())
+
+
+def test_all_changed_attributes_are_named_if_none_alone_changes_the_results() -> None:
+    with pytest.raises(poptorch.Error, match="Got:    first, second;"):
+        train(Doubting())
+
+
+def test_a_counter_next_to_an_assigned_buffer_causes_no_warning() -> None:
+    model = Averaging()
+
+    train(model)
+
+    assert model.mean.abs().max() > 0
 
 
 def test_results_that_training_stores_for_others_are_not_a_difference() -> None:

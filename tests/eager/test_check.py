@@ -91,6 +91,26 @@ def test_a_model_that_agrees_trains_without_a_warning() -> None:
     assert loss.isfinite()
 
 
+class Turned(nn.Module):
+    """Has a transposed weight, and an operator whose gradient depends on its layout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter((torch.randn(3, 3) + 2 * torch.eye(3)).t())
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        out = x @ self.weight
+        return out, F.mse_loss(out, x) - torch.linalg.slogdet(self.weight).logabsdet
+
+
+def test_the_layout_of_a_weight_is_not_a_difference() -> None:
+    model = Turned()
+
+    _, loss = train_once(model)
+
+    assert loss.isfinite()
+
+
 def test_another_output_is_an_error_that_names_it() -> None:
     message = error_of(Two(lambda self, x: 2 * x if captured(x) else x))
 

@@ -63,6 +63,12 @@ class PythonState:
         for item in contents.values() if isinstance(contents, dict) else contents:
             self._save(item)
 
+    def _copy(self) -> PythonState:
+        result = PythonState(())
+        result._roots, result._saved = self._roots, dict(self._saved)
+        result.tensors, result.generators = self.tensors, self.generators
+        return result
+
     def restore(self) -> None:
         for value, contents in self._saved.values():
             _fill(value, contents)
@@ -97,6 +103,16 @@ class PythonState:
                 if layers_before.get(name, _ABSENT) is not layer
             ]
         return found
+
+    def by_object(self, places: Iterable[ModuleAttribute]) -> list[list[ModuleAttribute]]:
+        """Group attributes of modules. Those that contain the same container are one group."""
+        modules = dict(self._roots[0].named_modules())
+        groups: dict[object, list[ModuleAttribute]] = {}
+        for place in places:
+            value = self._contents(vars(modules[place.path])).get(place.name)
+            key = place if _container(value) is None else id(value)
+            groups.setdefault(key, []).append(place)
+        return list(groups.values())
 
     def _is_same(self, one: Any, other: Any, later: PythonState, seen: set[int]) -> bool:
         if one is not other:
@@ -137,9 +153,7 @@ class PythonState:
         self, places: Collection[ModuleAttribute], function: Callable[[torch.Tensor], torch.Tensor]
     ) -> PythonState:
         """Return a state in which a function was applied to the tensors in some attributes."""
-        result = PythonState(())
-        result._roots, result._saved = self._roots, dict(self._saved)
-        result.tensors, result.generators = self.tensors, self.generators
+        result = self._copy()
         modules = dict(self._roots[0].named_modules())
         for path, name in places:
             own = vars(modules[path])
@@ -165,14 +179,39 @@ class PythonState:
             self._saved[id(container)] = container, contents
         return value
 
+    def with_changes(self, places: Collection[ModuleAttribute], later: PythonState) -> PythonState:
+        """Return a state in which some attributes are as they are in a later state."""
+        result = self._copy()
+        modules = dict(self._roots[0].named_modules())
+        for path, name in places:
+            own = vars(modules[path])
+            holder = own["_modules"] if name in later._contents(own["_modules"]) else own
+            value = later._contents(holder)[name]
+            result._saved[id(holder)] = holder, {**result._contents(holder), name: value}
+            result._take(value, later, set())
+        return result
+
+    def _take(self, value: Any, later: PythonState, seen: set[int]) -> None:
+        container = _container(value)
+        if container is None or id(container) in seen:
+            return
+        seen.add(id(container))
+        self._saved[id(container)] = container, later._contents(container)
+        for item in _items(later._contents(container)):
+            self._take(item, later, seen)
+
+    def without_registered(self) -> PythonState:
+        """Return a state that has no weights and buffers, so that restoring it leaves them."""
+        result = self._copy()
+        for module in {id(each): each for root in self._roots for each in root.modules()}.values():
+            for holder in ("_parameters", "_buffers"):
+                result._saved.pop(id(vars(module)[holder]), None)
+        return result
+
     def hand_over(self) -> None:
         """Copy these attributes to the modules, except for weights and buffers."""
         places = list(self.holding(lambda tensor: tensor.grad_fn is not None))
-        state = self.with_tensors(places, torch.Tensor.detach)
-        for module in {id(each): each for root in self._roots for each in root.modules()}.values():
-            for holder in ("_parameters", "_buffers"):
-                state._saved.pop(id(vars(module)[holder]), None)
-        state.restore()
+        self.with_tensors(places, torch.Tensor.detach).without_registered().restore()
 
     @contextlib.contextmanager
     def once_more(self) -> Iterator[None]:

@@ -29,6 +29,7 @@ from .replay import replay
 # may differ by the second number.
 _ROUNDINGS, _FINE_ROUNDINGS, _FINE = 4, 32, 1e-5
 _SHOWN = 4
+_TRIED = 16  # attributes that are tried one by one to find those that affect the results
 
 DrawsOf = Callable[[Graph, EagerDraws, int], list[EagerDraw]]
 
@@ -117,17 +118,28 @@ class Check:
         The second run therefore uses other values for those.
         """
         changed = self.before.changed(self.attributes)
-        if not changed:
+        if not changed or self._agrees_after(changed):
             return None
+        candidates = self.attributes.by_object(changed)
+        if 1 < len(candidates) <= _TRIED:
+            candidates = [each for each in candidates if not self._agrees_after(each)] or candidates
+        first = [places[0] for places in candidates]
+        names = ", ".join(".".join(filter(None, each)) for each in first[:_SHOWN])
+        if len(first) > _SHOWN:
+            names += f" and {len(first) - _SHOWN} more"
+        return Mismatch(names, _assignment(self.request.module, first[0]))
+
+    def _agrees_after(self, changed: Sequence[ModuleAttribute]) -> bool:
+        """Return whether a run from some of the attributes that the first run left agrees."""
         kept = [place for place in self.micro.kept if place in changed]
         left = self.attributes.with_tensors(kept, _others)
+        # Weights and buffers have their first values, as the inputs of the graph have.
+        start = self.before.with_changes(changed, left).without_registered()
         try:
-            if not Check(self.request, self.micro, left).differences(used):
-                return None
+            return not Check(self.request, self.micro, start).differences(used)
         except Disagreement as disagreement:
             log.engine.debug("The second run of forward: %s", disagreement)
-        names = ", ".join(".".join(filter(None, each)) for each in changed[:_SHOWN])
-        return Mismatch(names, _assignment(self.request.module, changed[0]))
+            return False
 
     def _loss(self) -> plain.Loss | None:
         if not self.request.training:
@@ -160,9 +172,11 @@ class Check:
         values |= {slot.key: torch.ones(()) for slot in self.request.inputs if not slot.shape}
         values |= self.micro.constants
         for slot, tensor in zip(self.request.batch, batch, strict=True):
-            values[slot.key] = tensor
+            values[slot.key] = tensor.contiguous()
         for slot in self.request.state:
-            values[slot.key] = self.request.tensors[slot.path].tensor.detach().to(slot.dtype)
+            # Operators were recorded for the layout of the copies on the device.
+            host = self.request.tensors[slot.path].tensor.detach()
+            values[slot.key] = host.to(slot.dtype).contiguous()
         return values
 
     def differences(self, draws: DrawsOf = counted) -> list[Difference]:
