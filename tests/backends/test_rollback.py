@@ -17,7 +17,7 @@ from poptorch._compile.build import training_program
 from poptorch._ir.plan import Plan
 from poptorch._ir.program import Reduce, State
 from poptorch.backends.driver import LoopExecutable, program_report
-from poptorch.backends.protocol import Compiled
+from poptorch.backends.protocol import Compiled, Failure
 from poptorch.backends.reference import Reference
 from poptorch.backends.staged import StagedExecutable
 
@@ -87,6 +87,21 @@ def test_values_that_a_run_has_written_are_restored(lanes: int, limited: None) -
     assert any("1 of the 2 updates" in note for note in caught.value.__notes__)
     assert all(torch.equal(state.tensors[key], states[1][key]) for key in before)
     assert not all(torch.equal(states[1][key], before[key]) for key in before)
+
+
+def test_a_failure_is_that_of_the_latest_call_of_a_program_that_changes_nothing() -> None:
+    wrapper = poptorch.inferenceModel(nn.Linear(4, 3), options())
+    wrapper.compile(X)
+    state, executable = wrapper._session.weights.store.state, in_place(wrapper, at=1)
+
+    with pytest.raises(RuntimeError, match="can't allocate") as caught:
+        executable.run(state, [X])
+    failed = executable.failure
+    executable.run(state, [X])
+
+    assert failed == Failure("forward", undone=True, exchanged=False)
+    assert any("as before this call" in note for note in caught.value.__notes__)
+    assert executable.failure is None
 
 
 def test_a_generator_of_the_models_is_put_back() -> None:

@@ -155,6 +155,92 @@ def test_inputs_that_must_be_converted_are_bound_in_each_call(
     assert torch.equal(executor(X), expected)
 
 
+class Weighted(torch.nn.Module):
+    def forward(
+        self, x: torch.Tensor, weight: torch.Tensor, *, shift: torch.Tensor, half: bool = False
+    ) -> torch.Tensor:
+        return x * weight + shift / 2 if half else x * weight + shift
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        {"x": X, "weight": 2 * X, "shift": 3 * X},
+        {"shift": 3 * X, "weight": 2 * X, "x": X},
+    ],
+    ids=["in the order of forward", "in another order"],
+)
+def test_calls_that_pass_tensors_by_name_are_bound_once(
+    named: dict[str, torch.Tensor], bound: list[None]
+) -> None:
+    executor = poptorch.inferenceModel(Weighted(), options())
+
+    results = [executor(**named) for _ in range(3)]
+
+    assert len(bound) == 1
+    assert all(torch.equal(result, X * 5) for result in results)
+
+
+def test_a_call_by_position_and_by_name_is_like_one_by_name(bound: list[None]) -> None:
+    executor = poptorch.inferenceModel(Weighted(), options())
+    executor(x=X, weight=X, shift=X)
+
+    result = executor(X, 2 * X, shift=3 * X)
+
+    assert len(bound) == 1
+    assert torch.equal(result, X * 5)
+
+
+@pytest.mark.parametrize(
+    ("args", "named", "error"),
+    [
+        ((X, X), {"weight": X, "shift": X}, "passed more than once"),
+        ((X, X), {"shifts": X}, "not a valid parameter"),
+        ((X,), {"weight": X}, "Mandatory parameter 'shift' missing"),
+        ((X, X, X), {"shift": X}, "Too many arguments"),
+    ],
+)
+def test_a_call_with_wrong_names_is_refused_after_a_call_with_the_right_ones(
+    args: tuple[torch.Tensor, ...], named: dict[str, torch.Tensor], error: str
+) -> None:
+    executor = poptorch.inferenceModel(Weighted(), options())
+    executor(x=X, weight=X, shift=X)
+
+    with pytest.raises(Exception, match=error):
+        executor(*args, **named)
+
+    assert torch.equal(executor(x=X, weight=X, shift=X), X + X)
+
+
+def test_another_value_of_an_argument_that_is_no_tensor_is_refused_by_name_too() -> None:
+    executor = poptorch.inferenceModel(Weighted(), options())
+    executor(X, X, shift=X)
+
+    with pytest.raises(poptorch.Error, match="half"):
+        executor(X, X, shift=X, half=True)
+
+
+def test_a_call_that_passes_a_default_explicitly_is_like_one_without_it() -> None:
+    executor = poptorch.inferenceModel(Weighted(), options())
+    expected = executor(X, X, shift=X, half=False)
+
+    assert torch.equal(executor(X, X, shift=X), expected)
+
+
+class AnyNames(torch.nn.Module):
+    def forward(self, **tensors: torch.Tensor) -> torch.Tensor:
+        return tensors["a"] - tensors["b"]
+
+
+def test_names_that_forward_takes_in_any_number_are_told_apart() -> None:
+    executor = poptorch.inferenceModel(AnyNames(), options())
+    executor(a=X, b=2 * X)
+
+    result = executor(b=X, a=3 * X)
+
+    assert torch.equal(result, 2 * X)
+
+
 def test_a_shorter_batch_leaves_the_program_of_whole_batches_to_the_next_call() -> None:
     executor = poptorch.inferenceModel(torch.nn.Linear(3, 2), options(iterations=2))
     expected = executor(X)

@@ -27,8 +27,9 @@ Done = tuple[Specialization, Tensors, tuple[float, float, float]]
 class BoundCall:
     """A program, ready to be called: it is on the device, and fits the model and the inputs.
 
-    ``Session`` makes one after it has found the program and prepared its inputs. A later call that
-    ``matches`` needs neither. This is the only place that knows when a call is like the last one.
+    ``Session`` makes one after it has found the program and prepared its inputs. A later call needs
+    neither if ``tensors_of`` returns its tensors. This is the only place that knows when a call is
+    like the last one.
     """
 
     def __init__(
@@ -50,17 +51,21 @@ class BoundCall:
         self._run = run if program.mode[1] is None else _without_autocast(run)
         self._is_timed = program.spec.runtime.report is not None
 
-    def matches(self, arguments: Arguments) -> bool:
-        """Return whether a call would find the same program, and its inputs are ready to use."""
+    def tensors_of(self, arguments: Arguments) -> Tensors | None:
+        """Return the tensors of a call that would find the same program, and whose inputs are
+        ready to use; None for other calls.
+        """
         program, weights = self.program, self._weights
         device, optimizer = weights.device, self._optimizer
         if weights.store is not self._store:
-            return False
+            return None
         if device.near or device.stale or not (optimizer is None or optimizer.is_settled):
-            return False
-        if not self._model.is_still(program.mode) or not program.inputs.are_ready(arguments):
-            return False
-        return not program.inputs.symbols or unsuitable(program.compiled.executable) is None
+            return None
+        if not self._model.is_still(program.mode):
+            return None
+        if program.inputs.symbols and unsuitable(program.compiled.executable) is not None:
+            return None
+        return program.inputs.ready(arguments)
 
     def run(self, given: Tensors, batch: Tensors, started: float) -> Done:
         """Run the program completely, or stop with the state after a complete update.
@@ -72,7 +77,7 @@ class BoundCall:
         """
         taken = time.perf_counter()
         program, weights, optimizer = self.program, self._weights, self._optimizer
-        state = weights.attached.state
+        state = self._store.state
         batch = program.synthetic or batch
         weights.checks.run(program.guards, None if optimizer is None else optimizer.guards)
         program.indices.check(batch, state)
@@ -100,7 +105,7 @@ class BoundCall:
         """Run the program, and record what it changes even if it stops early."""
         before, device = state.updates, self._weights.device
         with interrupts.deferred():
-            undo = device.updated(self._event, self._weights.attached.written)
+            undo = device.updated(self._event, self._store.written)
             try:
                 results = self._run(state, batch)
             except BaseException:

@@ -185,7 +185,7 @@ class Session:
             *task.attributes.guards(constants),
             guards.of_arrays(task.inputs.bound.constants),
         ]
-        return Specialization(task, self.model.situation(), compiled, rows)
+        return Specialization(task, self.model.follow_mode(), compiled, rows)
 
     def _begin(self, variant: Specialization) -> None:
         """Use the first program, without attaching to a device."""
@@ -220,9 +220,10 @@ class Session:
         if processes.forks:
             self._forks = forks.check(self._forks, bool(self.programs.all))
         call = self._bound
-        if call is not None and call.matches(arguments):
-            tensors = arguments[0]
-            return self._returned(*call.run(tensors, tensors, started))
+        if call is not None:
+            tensors = call.tensors_of(arguments)
+            if tensors is not None:
+                return self._returned(*call.run(tensors, tensors, started))
         return self._call(arguments) if self.programs.all else self._first_call(arguments)
 
     def _first_call(self, arguments: Arguments) -> Any:
@@ -265,7 +266,7 @@ class Session:
         spec = self._spec
         if spec.runtime.programs or self._varies or why_fixed(spec) is not None:
             raise unlike
-        now = self.programs.differing_in_sizes(self.model.situation(), arguments)
+        now = self.programs.differing_in_sizes(self.model.follow_mode(), arguments)
         if now is None or not now.inputs.may_have_sizes_of(arguments):
             raise unlike
         self._varies = self._begins_to_vary = True
@@ -339,7 +340,7 @@ class Session:
     def _run_shares(self, parts: Sequence[tuple[Share, Arguments]]) -> Done:
         """Run one share after another; afterwards the program of whole batches is used again."""
         usual, done = self.programs.all[-1], list[Done]()
-        mode = self.model.situation()
+        mode = self.model.follow_mode()
         try:
             for share, arguments in parts:  # all are there before the first one runs
                 found = self.programs.find(mode, arguments, share)
@@ -382,7 +383,7 @@ class Session:
             self._attach()
         if self.optimizer is not None and self.optimizer.prepare_run():
             self._compile_again(arguments)
-        now, mode = self.programs.all[-1], self.model.situation()
+        now, mode = self.programs.all[-1], self.model.follow_mode()
         if now.inputs.symbols and (why := unsuitable(now.compiled.executable)) is not None:
             self.sizes.reasons[frozenset(now.inputs.symbols)] = why
             now.inputs.retire()
@@ -473,7 +474,7 @@ class Session:
         spec = self._spec
         if self._count < _SEVERAL:
             return None
-        mode = self.model.situation()
+        mode = self.model.follow_mode()
         earlier = self.programs.differing_in_sizes(mode, arguments)
         if self._varies:
             self._check_kind(bound, arguments)
@@ -557,7 +558,7 @@ class Session:
     @locked
     def detach(self) -> None:
         """Save the state that exists only on the device, and release the device."""
-        _ = self.now
+        self.programs.require_one()
         if self.weights.store is None:
             raise Error(
                 "Device is not attached",
@@ -650,11 +651,13 @@ class Session:
     def rng_state(self) -> list[int] | None:
         """The random state of the device, or the state that is kept for the device."""
         with self.lock(), plainly():
-            _, store = self.now, self.weights.store
+            self.programs.require_one()
+            store = self.weights.store
             return self.random.get(store.state if store is not None else None)
 
     @rng_state.setter
     def rng_state(self, state: Sequence[int] | None) -> None:
         with self.lock(), plainly():
-            _, store = self.now, self.weights.store
+            self.programs.require_one()
+            store = self.weights.store
             self.random.set(state, store.state if store is not None else None)

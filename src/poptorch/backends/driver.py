@@ -90,7 +90,9 @@ class LoopExecutable:
     def _whole(self, state: State, batch: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """Run everything, or leave everything as it was."""
         loop = device_generator()(self._loop) if self._random else self._loop
-        self._rollback.begin(state, batch)
+        self._rollback.failure = None
+        if self._rollback.is_needed:
+            self._rollback.begin(state, batch)
         try:
             results = loop(state, batch)
             interrupts.check()

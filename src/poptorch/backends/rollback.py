@@ -69,8 +69,11 @@ class Rollback:
         self._changes_batch = any(s.kind is Kind.BATCH for s in _outputs(program))
         self._written = {key: frozenset(g.updates) for key, g in program.graphs.items()}
         self._in_place = in_place
+        # whether a call has anything to copy or to count before it begins
+        self.is_needed = self._training or self._random or self._differ or bool(self._keys)
         self.running: str | None = None  # the graph that failed
         self.exchanged = False
+        self.failure: Failure | None = None  # of the call that was last rolled back
 
     def _changed(
         self, program: Program, slots: Mapping[str, Slot], torn: Collection[str]
@@ -139,6 +142,7 @@ class Rollback:
             state.updates -= self._done - self._kept
         updates = self._updates if self._training else 0
         error.add_note(TORN if self._is_torn else note(self._kept, updates))
+        self.failure, self.running = self._failure(), None
 
     @property
     def _is_torn(self) -> bool:
@@ -147,9 +151,7 @@ class Rollback:
             return False
         return not self._written[self.running].issubset((*self._keys, *self._sums))
 
-    @property
-    def failure(self) -> Failure | None:
-        """Return how the call failed that was last rolled back."""
+    def _failure(self) -> Failure | None:
         if self.running is None:
             return None
         undone = not (self._kept or self._is_torn or self._changes_batch)

@@ -93,6 +93,14 @@ class DeviceState:
     def _read_from(self, link: Any) -> None:
         raise NotImplementedError
 
+    @property
+    def _has_lost_edits(self) -> bool:
+        """Return whether the user changed tensors that are older than those on the device."""
+        return False
+
+    def _warn_of_lost_edits(self) -> None:
+        """Report changed tensors that the device does not receive; there are none here."""
+
 
 class Optimizer(DeviceState):
     """Base of these optimizers: their state on the device can be saved and restored.

@@ -71,6 +71,9 @@ class Inputs:
         self._warned: set[str] = set()
         # Whether a call that passes only these tensors, in their order, is of this kind.
         self._tensors_only = signature.takes_tensors_alone(bound)
+        # Of the tensors, if a call that passes only these, by name, is of this kind.
+        self._names = signature.names_of_tensors(bound)
+        self._by_position = signature.count_positional(self._names)
         if self._narrow:
             for dtype in self._dtypes:
                 # a double is returned as a float, but labels are never returned
@@ -157,7 +160,7 @@ class Inputs:
             for shape, dtype in zip(self._shapes, self._dtypes, strict=True)
         ]
 
-    def example(self) -> list[torch.Tensor]:
+    def example(self) -> Sequence[torch.Tensor]:
         """Return the inputs for which the program was compiled, ready for the device, or
         placeholders. From then on, these are the latest inputs.
         """
@@ -165,7 +168,9 @@ class Inputs:
             self._resize([tensor.shape for tensor in self.bound.tensors])
         return self.synthetic() if self._placeholders else self._prepare(self.bound.tensors)
 
-    def convert(self, arguments: Arguments) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    def convert(
+        self, arguments: Arguments
+    ) -> tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]:
         """Return the tensors of a call, as they were passed and ready for the device."""
         given = self._quick(arguments)
         if given is None:
@@ -215,12 +220,14 @@ class Inputs:
         assert self.conditions is not None
         return sizes_by_name is not None and self.conditions.hold(sizes_by_name)
 
-    def are_ready(self, arguments: Arguments) -> bool:
-        """Return whether a call passes only tensors that the device can use as they are."""
-        args, kwargs = arguments
-        if not self._tensors_only or kwargs or list(map(type, args)) != self._types:
-            return False
-        return _are_ready(args, self._looks, self._strides)
+    def ready(self, arguments: Arguments) -> Sequence[torch.Tensor] | None:
+        """Return the tensors of a call that passes only tensors that the device can use as they
+        are.
+        """
+        tensors = self._quick(arguments)
+        if tensors is None or not _are_ready(tensors, self._looks, self._strides):
+            return None
+        return tensors
 
     def takes(self, arguments: Arguments) -> bool:
         """Return whether a call is of this kind."""
@@ -250,7 +257,7 @@ class Inputs:
             tensor.numel() > 0 and self._loops.divides(tensor.shape) for tensor in given
         )
 
-    def _alike(self, arguments: Arguments) -> list[torch.Tensor] | None:
+    def _alike(self, arguments: Arguments) -> Sequence[torch.Tensor] | None:
         """Return the tensors of a call that differs from this kind in shapes at most."""
         given = self._quick(arguments)
         if given is None:
@@ -265,17 +272,22 @@ class Inputs:
         )
         return given if is_alike else None
 
-    def _quick(self, arguments: Arguments) -> list[torch.Tensor] | None:
+    def _quick(self, arguments: Arguments) -> Sequence[torch.Tensor] | None:
         """Return the tensors of a call that passes only tensors, or None if the call needs
         all checks.
         """
         args, kwargs = arguments
-        if not self._tensors_only or kwargs or len(args) != len(self._dtypes):
-            return None
-        for value in args:
-            if type(value) is not torch.Tensor:
+        if kwargs:
+            named = self._names[len(args) :]
+            if len(named) != len(kwargs) or len(args) > self._by_position:
                 return None
-        return list(args)
+            try:
+                args = (*args, *[kwargs[name] for name in named])
+            except KeyError:
+                return None
+        elif not self._tensors_only:
+            return None
+        return args if list(map(type, args)) == self._types else None
 
     def __str__(self) -> str:
         names = [
@@ -294,7 +306,7 @@ class Inputs:
                     title = "Number of positional arguments mismatch"
                 _mismatch(title, difference.detail)
 
-    def _prepare(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    def _prepare(self, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         if _are_ready(tensors, self._looks, self._strides):
             return tensors
         result = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -172,11 +173,31 @@ class Signature:
         """Return whether a call that passes only the tensors, in their order, is equal to
         this one.
         """
+        return self._equals(bound, (tuple(bound.tensors), {}))
+
+    def names_of_tensors(self, bound: Bound) -> tuple[str, ...]:
+        """Return the parameters of the tensors, if a call that passes only the tensors, by name,
+        is equal to this one.
+        """
+        names = tuple(name for name, structure in bound.parts if structure.paths == (name,))
+        if len(names) != len(bound.tensors):
+            return ()
+        equals = self._equals(bound, ((), dict(zip(names, bound.tensors, strict=True))))
+        return names if equals else ()
+
+    def count_positional(self, names: Sequence[str]) -> int:
+        """Return how many of these parameters, from the first one on, a call can pass by
+        position.
+        """
+        pairs = zip(names, self._positional, strict=False)
+        return len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)))
+
+    def _equals(self, bound: Bound, arguments: Arguments) -> bool:
         try:
-            alone = self.bind((tuple(bound.tensors), {}))
+            other = self.bind(arguments)
         except Error:
             return False
-        pairs = zip(bound.parts, alone.parts, strict=True)
+        pairs = zip(bound.parts, other.parts, strict=True)
         return not any(trees.first_difference(ours, theirs) for (_, ours), (_, theirs) in pairs)
 
     def given(self, bound: Bound, tensors: Sequence[torch.Tensor] | None = None) -> dict[str, Any]:

@@ -261,7 +261,9 @@ class SessionOptimizer:
     @property
     def is_settled(self) -> bool:
         """Return whether ``prepare_run`` would do nothing."""
-        return not (self.outdated or self._untold or self._state.ipu_state_is_dirty)
+        state = self._state
+        changed = state.ipu_state_is_dirty or state._has_lost_edits
+        return not (changed or self.outdated or self._untold)
 
     def prepare_run(self) -> bool:
         """Write state to the device that was loaded since the last run. Return whether another
@@ -280,6 +282,8 @@ class SessionOptimizer:
                 self._upload(with_values=True)
                 self._note_loaded()
             self._untold |= self._values != before
+        else:
+            self._state._warn_of_lost_edits()
 
     def count_steps(self) -> Mapping[str, float]:
         """Return the number of steps of each weight, by path, for a run that continues

@@ -95,7 +95,7 @@ class TorchState(DeviceState):
             return False
         # This is evaluated before each call, and usually nothing has been read.
         loaded = self.was_loaded or any(each.changed for each in self._watched)
-        return loaded or (bool(self._read) and self._edited())
+        return loaded or (bool(self._read) and not self.host_state_is_dirty and self._edited())
 
     @ipu_state_is_dirty.setter
     def ipu_state_is_dirty(self, value: bool) -> None:
@@ -121,18 +121,24 @@ class TorchState(DeviceState):
         """Return whether what was read has been changed since. This is fast enough for
         every call.
         """
-        if not self.host_state_is_dirty:
-            now = self._entries()
-            same = len(now) == len(self._read) and all(map(operator.is_, now, self._read))
-            return not same or self._sum_of_versions() != self._versions
-        if self._sum_of_versions() != self._versions:  # the device has also made updates since
+        now = self._entries()
+        same = len(now) == len(self._read) and all(map(operator.is_, now, self._read))
+        return not same or self._sum_of_versions() != self._versions
+
+    @property
+    def _has_lost_edits(self) -> bool:
+        """Return whether tensors that were read have been changed after the device went on."""
+        is_older = self.host_state_is_dirty and bool(self._read)
+        return is_older and self._sum_of_versions() != self._versions
+
+    def _warn_of_lost_edits(self) -> None:
+        if self._has_lost_edits:
             self._remember()
             log.python.warning(
                 "You changed tensors of the optimizer state that you had read before the "
                 "last call. The device does not receive these changes. Read the tensors from "
                 "optimizer.state again after a call, and then change them"
             )
-        return False
 
     def has_state(self) -> bool:
         return any(any(dict.values(state)) for state in self._states())

@@ -64,18 +64,19 @@ class Model:
         self._entry = entry
         self._trained, self._told = trained, False
         self._seen_training = users.training, module.training
-        self._follow(list(module.modules()))
+        self._use_modules(list(module.modules()))
         self._mode = tuple(self._look())
 
-    def _follow(self, modules: list[nn.Module]) -> None:
+    def _use_modules(self, modules: list[nn.Module]) -> None:
         self._modules = modules
         owns = list(map(vars, modules))  # looking these up takes two thirds of the time
         are_there = all("training" in own for own in owns)  # not the case for TorchScript modules
         look = (_own_training, owns) if are_there else (_training, modules)
         self._look: Callable[[], Iterator[bool]] = functools.partial(map, *look)
 
-    def mode(self) -> Mode:
-        """Return the mode of all modules, as the user set it on the module or on the executor.
+    def follow_mode(self) -> CallMode:
+        """Follow the mode that the user has set on the module or on the executor, and return the
+        conditions for which separate programs are compiled.
 
         The outermost module of a training model stays in training mode, because the loss is
         computed there. The layers of an inference model belong to the user's model, too. If they
@@ -97,22 +98,18 @@ class Model:
                 "All layers of a model are in eval mode during training, including dropout "
                 "and batch norms. If you did not intend this, call train() on the model"
             )
-        return self._mode
+        return self._mode, _autocast()
 
     def _flags_now(self) -> Mode:
         return (self.users.training, *self._look())
 
-    def is_still(self, situation: CallMode) -> bool:
-        """Return whether nothing has changed since ``situation()`` returned this.
+    def is_still(self, before: CallMode) -> bool:
+        """Return whether nothing has changed since ``follow_mode()`` returned this.
 
         This is faster than finding out the mode.
         """
-        mode, casts = situation
+        mode, casts = before
         return self._flags == self._flags_now() and self._mode == mode and _autocast() == casts
-
-    def situation(self) -> CallMode:
-        """Return the conditions for which separate programs are compiled."""
-        return self.mode(), _autocast()
 
     def _keeps_mode(self) -> bool:
         return not self._trained and self.users.training and not self.module.training
@@ -157,9 +154,9 @@ class Model:
                 fix="pass as many rows as in the first call",
             )
         modes = dict(zip(map(id, self._modules), self._mode, strict=True))
-        self._follow(list(self.module.modules()))
+        self._use_modules(list(self.module.modules()))
         self._mode = tuple(modes.get(id(each), each.training) for each in self._modules)
-        self.mode()
+        self.follow_mode()
         inputs = Inputs(
             bound, self.signature, spec, placeholders, quiet=share is not None, symbols=symbols
         )

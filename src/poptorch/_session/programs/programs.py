@@ -126,12 +126,12 @@ class Programs:
     def now(self) -> Specialization:
         """Return the program that calls use."""
         programs = self.all  # another thread may replace the list
-        if not programs:
-            raise Error(
-                "The model has not been compiled or has been destroyed",
-                fix="call the model, or its compile() method, with example inputs first",
-            )
+        _refuse_none(programs)
         return programs[-1]
+
+    def require_one(self) -> None:
+        """Raise an error if the model has not been compiled."""
+        _refuse_none(self.all)
 
     def find(
         self, mode: CallMode, arguments: Arguments, share: Share | None
@@ -174,6 +174,14 @@ class Programs:
             self._told = True
             others.remove(other)
         self.all = [*others, variant]
+
+
+def _refuse_none(programs: Sequence[Specialization]) -> None:
+    if not programs:
+        raise Error(
+            "The model has not been compiled or has been destroyed",
+            fix="call the model, or its compile() method, with example inputs first",
+        )
 
 
 def _because(reason: str | None) -> str:

@@ -101,7 +101,7 @@ class Transfers:
 
     @locked
     def copy_to_host(self) -> None:
-        _ = self._programs.now
+        self._programs.require_one()
         if self.store is not None:
             self.device.fetch()
         self._download()
@@ -112,7 +112,7 @@ class Transfers:
 
         While the model is detached nothing happens, because attaching copies the weights.
         """
-        _ = self._programs.now
+        self._programs.require_one()
         if self.store is None:
             return
         self.checks.due = 0.0
