@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+import poptorch
 from helpers.closeness import FUNCTION, near
 from helpers.wrapping import Regression, Twins, options
 
@@ -71,3 +72,42 @@ def test_numbers_that_a_step_changes_keep_their_type(change: Change, values: Gro
     assert ours == theirs
     assert type(both.ours.count) is int
     both.compare()
+
+
+def scale_of_each_call(optimizer_of: Callable[[Any], torch.optim.Optimizer]) -> list[float]:
+    """Return by what an automatic factor multiplies the losses of four calls of a half model.
+
+    The state of the optimizer is loaded into the optimizer itself after the second call.
+    """
+    model = Regression().half()
+    optimizer = optimizer_of(model.parameters())
+    opts = options()
+    opts.anchorTensor("scale", "finalLossScale")
+    opts.Training.setAutomaticLossScaling(True)
+    wrapped = poptorch.trainingModel(model, opts, optimizer)
+    x, y = torch.randn(3, 4).half(), torch.randn(3, 2).half()
+    scales = []
+    for call in range(4):
+        wrapped(x, y)
+        scales.append(float(wrapped.getAnchoredTensor("scale")))
+        if call == 1:
+            optimizer.load_state_dict(optimizer.state_dict())
+    return scales
+
+
+@pytest.mark.parametrize(
+    "optimizer_of",
+    [
+        lambda parameters: torch.optim.Adam(parameters, lr=1e-3, eps=1e-2),
+        lambda parameters: Changing(parameters, add_one, lr=1e-3),
+    ],
+    ids=["Adam of torch", "a traced step"],
+)
+def test_state_that_is_loaded_leaves_the_automatic_factor_of_the_loss_as_it_is(
+    optimizer_of: Callable[[Any], torch.optim.Optimizer], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The factor is state of the device that no optimizer of torch has."""
+    scales = scale_of_each_call(optimizer_of)
+
+    assert scales == [1.0, 2.0, 4.0, 8.0]
+    assert caplog.text == ""
