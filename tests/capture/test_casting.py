@@ -3,7 +3,7 @@
 import copy
 import itertools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -14,7 +14,17 @@ from torch.utils.checkpoint import checkpoint
 import poptorch
 from helpers.cases import expressions
 from helpers.closeness import FUNCTION, near, relative
-from helpers.wrapping import Graded, Having, Twins, agrees, graph_of, infer, options, training
+from helpers.wrapping import (
+    Graded,
+    Having,
+    Twins,
+    agrees,
+    graph_of,
+    infer,
+    normal,
+    options,
+    training,
+)
 
 HALF, FLOAT, BOOL = torch.float16, torch.float32, torch.bool
 CASTING = poptorch.HalfFloatCastingBehavior
@@ -74,41 +84,89 @@ def together(model: Having, *inputs: Any) -> tuple[list[torch.Tensor], torch.Ten
     return outs, poptorch.identity_loss(losses, "sum")
 
 
-@pytest.mark.slow
-@pytest.mark.spec("precision", 2, 3)
-@pytest.mark.parametrize(
-    "activation, weights, choice",
-    [
+class Mixed(NamedTuple):
+    """A model of all layers whose weights and inputs have different types, after one call."""
+
+    kind: torch.dtype
+    """The type that its results should have."""
+    weights: torch.dtype
+    trained: bool
+    names: list[str]
+    outs: list[torch.Tensor]
+    loss: torch.Tensor
+    exact: list[torch.Tensor]
+    exact_loss: torch.Tensor
+    before: list[torch.Tensor]
+    layers: nn.ModuleList
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
         (HALF, FLOAT, None),
         (FLOAT, HALF, None),
         (HALF, FLOAT, FLOAT),
         (FLOAT, HALF, HALF),
     ],
+    ids=["half inputs", "half weights", "half inputs, float chosen", "half weights and chosen"],
 )
-def test_weights_have_the_type_of_activations_and_both_have_the_chosen_type(
-    activation: torch.dtype, weights: torch.dtype, choice: torch.dtype | None
-) -> None:
-    """Without a choice they are trained, also two micro-batches side by side."""
+def mixed(request: pytest.FixtureRequest) -> Mixed:
+    """Return what came of a model with an activation type, a weight type, and a choice or none.
+
+    Without a choice it is trained, also two micro-batches side by side.
+    """
+    activation, weights, choice = request.param
     kind, lanes = choice or activation, 2 if (choice, weights) == (None, FLOAT) else 1
     table = LAYERS | {"rms norm": (lambda: nn.RMSNorm(3), (6, 3))} if choice else LAYERS
-    layers = [make() for make, _ in table.values()]
+    torch.manual_seed(0)
+    layers = nn.ModuleList([make() for make, _ in table.values()])
     inputs = [torch.randn(*shape).to(activation) for _, shape in table.values()]
-    model = Having(together, layers=nn.ModuleList(layers))
+    model = Having(together, layers=layers)
     exact, exact_loss = model(*(x.to(kind).float() for x in inputs))
     model.to(weights)
     before, opts = [p.detach().clone() for p in model.parameters()], choosing(choice)
     opts.Training.gradientAccumulation(lanes)
     wrapped = poptorch.inferenceModel(model, opts) if choice else training(model, opts, lr=1.0)
     outs, loss = wrapped(*(torch.cat([x] * lanes) for x in inputs))
-    rounded = near(4, dtype=HALF)
-    for name, result, want in zip(table, outs, exact, strict=True):
-        assert result.dtype == kind, name
-        torch.testing.assert_close(result.float(), want.detach(), msg=name, **rounded)
-    torch.testing.assert_close(loss, exact_loss.detach(), **rounded)
-    for old, new in zip(before, model.parameters(), strict=True):
-        assert new.dtype == weights
-        assert choice or (old != new).any()
-    assert not any("check_input" in vars(layer) for layer in layers)
+    wrapped.copyWeightsToHost()
+    return Mixed(
+        kind, weights, choice is None, [*table], outs, loss, exact, exact_loss, before, layers
+    )
+
+
+ROUNDED = near(4, dtype=HALF)
+
+
+@pytest.mark.slow
+@pytest.mark.spec("precision", 2, 3)
+def test_results_of_layers_have_the_type_of_the_inputs_or_what_was_chosen(mixed: Mixed) -> None:
+    types = {name: out.dtype for name, out in zip(mixed.names, mixed.outs, strict=True)}
+
+    assert types == dict.fromkeys(mixed.names, mixed.kind)
+
+
+@pytest.mark.slow
+@pytest.mark.spec("precision", 2, 3)
+def test_layers_with_weights_of_another_type_compute_what_float_ones_do(mixed: Mixed) -> None:
+    for name, result, want in zip(mixed.names, mixed.outs, mixed.exact, strict=True):
+        torch.testing.assert_close(result.float(), want.detach(), msg=name, **ROUNDED)
+    torch.testing.assert_close(mixed.loss, mixed.exact_loss.detach(), **ROUNDED)
+
+
+@pytest.mark.slow
+@pytest.mark.spec("precision", 2, 3)
+def test_weights_keep_their_type_and_are_trained(mixed: Mixed) -> None:
+    after = [*mixed.layers.parameters()]
+
+    assert {weight.dtype for weight in after} == {mixed.weights}
+    changed = [bool((old != new).any()) for old, new in zip(mixed.before, after, strict=True)]
+    assert set(changed) == {mixed.trained}
+
+
+@pytest.mark.slow
+@pytest.mark.spec("precision", 2, 3)
+def test_no_layer_keeps_what_casting_replaced(mixed: Mixed) -> None:
+    assert not any("check_input" in vars(layer) for layer in mixed.layers)
 
 
 @pytest.mark.spec("precision", 2)
@@ -311,21 +369,50 @@ def test_factories_take_the_type_of_their_input() -> None:
     assert float(tensors[1][0]) == float(torch.tensor(0.1).half())
 
 
-@pytest.mark.slow
-@pytest.mark.spec("precision", 9, 21)
-def test_statistics_have_their_own_types() -> None:
+class Norms(NamedTuple):
+    """A half batch norm with statistics in float after three micro-batches, and an eager one."""
+
+    half: nn.BatchNorm1d
+    eager: nn.BatchNorm1d
+    x: torch.Tensor
+    out: torch.Tensor
+    want: torch.Tensor
+
+
+@pytest.fixture(scope="module")
+def norms() -> Norms:
+    """Return a half batch norm and an eager one in float32 that had the same micro-batches."""
     norm, eager = nn.BatchNorm1d(4).half(), nn.BatchNorm1d(4)
     norm.running_mean, norm.running_var = norm.running_mean.float(), norm.running_var.float()
-    x = (torch.randn(18, 4) * 3 + 1).half()
+    x = (normal(18, 4) * 3 + 1).half()
     wrapped = training(classifier(norm), options(accumulation=3), lr=0.0)
     out, _ = wrapped(x, torch.zeros(18, dtype=torch.int64))
+    wrapped.copyWeightsToHost()
     want = [eager(piece).detach() for piece in x.float().chunk(3)]
-    assert out.dtype == HALF
-    torch.testing.assert_close(out.float()[-6:], want[-1], **near(2, dtype=HALF))
-    torch.testing.assert_close(dict(norm.named_buffers()), dict(eager.named_buffers()))
-    assert norm.weight.dtype == HALF
-    got = infer(norm.eval(), x)
-    torch.testing.assert_close(got.float(), eager.eval()(x.float()).detach(), **near(4, dtype=HALF))
+    return Norms(norm, eager, x, out, want[-1])
+
+
+@pytest.mark.slow
+@pytest.mark.spec("precision", 9, 21)
+def test_a_half_norm_with_float_statistics_computes_in_half(norms: Norms) -> None:
+    assert norms.out.dtype == HALF
+    assert norms.half.weight.dtype == HALF
+    torch.testing.assert_close(norms.out.float()[-6:], norms.want, **near(2, dtype=HALF))
+
+
+@pytest.mark.slow
+@pytest.mark.spec("precision", 9, 21)
+def test_float_statistics_of_a_half_norm_are_those_of_a_float_one(norms: Norms) -> None:
+    torch.testing.assert_close(dict(norms.half.named_buffers()), dict(norms.eager.named_buffers()))
+
+
+@pytest.mark.slow
+@pytest.mark.spec("precision", 9, 21)
+def test_a_half_norm_evaluates_with_its_float_statistics(norms: Norms) -> None:
+    got = infer(copy.deepcopy(norms.half).eval(), norms.x)
+
+    want = copy.deepcopy(norms.eager).eval()(norms.x.float()).detach()
+    torch.testing.assert_close(got.float(), want, **near(4, dtype=HALF))
 
 
 @pytest.mark.spec("precision", 13, 14)

@@ -170,16 +170,42 @@ def test_inner_losses_keep_their_reduction_and_may_be_returned() -> None:
 
 @pytest.mark.spec("executor", 47)
 @pytest.mark.spec("ops", 6)
-def test_identity_loss_outside_a_wrapper_is_a_plain_reduction() -> None:
+@pytest.mark.parametrize("reduction, reduce", [("sum", torch.sum), ("mean", torch.mean)])
+def test_identity_loss_outside_a_wrapper_is_a_plain_reduction(
+    reduction: str, reduce: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    x = torch.randn(3)
+
+    loss = poptorch.identity_loss(x, reduction)
+
+    assert loss == reduce(x)
+
+
+@pytest.mark.spec("executor", 47)
+@pytest.mark.spec("ops", 6)
+def test_identity_loss_without_a_reduction_returns_its_argument() -> None:
+    """Release 1.0 had no argument for it."""
+    x = torch.randn(3)
+
+    assert poptorch.identity_loss(x, reduction="none") is x
+    assert poptorch.identity_loss(x) is x
+
+
+@pytest.mark.spec("executor", 47)
+@pytest.mark.spec("ops", 6)
+def test_gradients_flow_through_identity_loss_outside_a_wrapper() -> None:
     x = torch.randn(3, requires_grad=True)
-    assert poptorch.identity_loss(x, "sum") == x.sum()
-    assert poptorch.identity_loss(x, reduction="mean") == x.mean()
-    assert torch.equal(poptorch.identity_loss(x, reduction="none"), x)
-    assert poptorch.identity_loss(x) is x  # release 1.0: as "none"
+
     poptorch.identity_loss(x * 2, "mean").backward()
+
     torch.testing.assert_close(x.grad, torch.full((3,), 2 / 3))
+
+
+@pytest.mark.spec("executor", 47)
+@pytest.mark.spec("ops", 6)
+def test_identity_loss_refuses_another_reduction() -> None:
     with pytest.raises(AssertionError, match="Unsupported reduction type!"):
-        poptorch.identity_loss(x, "max")
+        poptorch.identity_loss(torch.randn(3), "max")
 
 
 def test_inference_mode_is_named() -> None:

@@ -164,18 +164,38 @@ def test_single_numbers_get_a_dimension_where_several_are_returned() -> None:
     assert call(replicas=2).tolist() == [3, 3]
 
 
-@pytest.mark.spec("supported_ops", 17)
-def test_structures_keep_their_kinds_and_plain_values() -> None:
-    got = infer(
+@pytest.fixture(scope="module")
+def structure() -> Any:
+    """Return what a model returns that nests tensors, plain values and containers."""
+    return infer(
         lambda x: [Point(x, None), (1, "text", [2.5]), {"a": {"b": x * 2}, "none": None}],
         torch.ones(2),
     )
-    assert type(got) is list
-    assert type(got[0]) is Point
-    assert got[0].y is None
-    assert got[1] == (1, "text", [2.5])
-    assert got[2]["a"]["b"].tolist() == [2, 2]
-    assert got[2]["none"] is None
+
+
+@pytest.mark.spec("supported_ops", 17)
+def test_structures_of_results_keep_their_kinds(structure: Any) -> None:
+    point, plain, by_name = structure
+
+    kinds = [type(each) for each in (structure, point, plain, by_name)]
+    assert kinds == [list, Point, tuple, dict]
+
+
+@pytest.mark.spec("supported_ops", 17)
+def test_plain_values_among_results_are_returned_as_they_are(structure: Any) -> None:
+    point, plain, by_name = structure
+
+    assert plain == (1, "text", [2.5])
+    assert point.y is None
+    assert by_name["none"] is None
+
+
+@pytest.mark.spec("supported_ops", 17)
+def test_tensors_are_computed_wherever_they_are_in_a_structure(structure: Any) -> None:
+    point, _, by_name = structure
+
+    assert point.x.tolist() == [1, 1]
+    assert by_name["a"]["b"].tolist() == [2, 2]
 
 
 @pytest.mark.spec("supported_ops", 22, 23, 24)
@@ -190,15 +210,33 @@ def test_gelus_softmax_of_large_numbers_and_lstms_are_torchs() -> None:
 
 
 @pytest.mark.spec("supported_ops", 25)
-def test_models_without_inputs_outputs_or_parameters() -> None:
+def test_a_model_without_inputs_runs_in_each_call() -> None:
     alone = Having(lambda model: model.count.add_(2) * 1, count=torch.zeros(1))
     model = poptorch.inferenceModel(alone, options())
-    assert [model().item() for _ in range(3)] == [2, 4, 6]
+
+    counts = [model().item() for _ in range(3)]
+
+    assert counts == [2, 4, 6]
+
+
+@pytest.mark.spec("supported_ops", 25)
+def test_a_model_without_outputs_returns_none() -> None:
     assert infer(lambda x: None, torch.ones(1)) is None
+
+
+@pytest.mark.spec("supported_ops", 25)
+def test_a_model_without_parameters_computes() -> None:
     assert infer(lambda x: x + 1, torch.ones(1)) == 2
+
+
+@pytest.mark.spec("supported_ops", 25)
+def test_a_model_without_inputs_is_trained() -> None:
     weight = nn.Parameter(torch.tensor(3.0))
     lonely = Having(lambda m: poptorch.identity_loss(m.weight.square(), "none"), weight=weight)
-    assert training(lonely)() == 9
+
+    loss = training(lonely, lr=0.1)()
+
+    assert loss == 9
     assert lonely.weight == 3 - 0.1 * 6
 
 

@@ -137,24 +137,41 @@ NUMBERS = {
 }
 
 
-def test_explain_lists_each_number_that_is_read_from_a_tensor() -> None:
-    def forward(x: torch.Tensor) -> torch.Tensor:
-        table = torch.zeros(3)
-        table[0] = x.sum()  # and so it is no constant
-        for ask in NUMBERS.values():
-            ask(table[:2])
-        return x
+def asks_for_numbers(x: torch.Tensor) -> torch.Tensor:
+    """Ask in every way for the values of a tensor that is no constant."""
+    table = torch.zeros(3)
+    table[0] = x.sum()
+    for ask in NUMBERS.values():
+        ask(table[:2])
+    return x
 
-    findings = poptorch.inferenceModel(Calling(forward), options()).explain(torch.ones(2))
+
+def test_explain_lists_each_number_that_is_read_from_a_tensor() -> None:
+    wrapped = poptorch.inferenceModel(Calling(asks_for_numbers), options())
+
+    findings = wrapped.explain(torch.ones(2))
+
     assert [found.what for found in findings] == [f"{n} needs a tensor's value" for n in NUMBERS]
-    for use in (lambda x, n: x[:n], lambda x, n: torch.full((2,), n), lambda x, n: x + -n):
-        with pytest.raises(poptorch.Error, match="value is needed") as caught:
-            infer(lambda x, use=use: use(x, x.sum().int().item()), torch.ones(2))
-        assert "x.sum().int().item()" in str(caught.value)
+
+
+@pytest.mark.parametrize("part", [".item()", "test_value_reads.py", "poptorch.ipu_print_tensor"])
+def test_the_error_about_a_value_says_what_asked_for_it_where_and_what_to_use(part: str) -> None:
     with pytest.raises(poptorch.Error, match="value is needed") as caught:
-        infer(forward, torch.ones(2))
-    for part in (".item()", "test_value_reads.py", "poptorch.ipu_print_tensor"):
-        assert part in str(caught.value)
+        infer(asks_for_numbers, torch.ones(2))
+
+    assert part in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [lambda x, n: x[:n], lambda x, n: torch.full((2,), n), lambda x, n: x + -n],
+    ids=["a slice", "a constant", "arithmetic"],
+)
+def test_an_integer_of_a_tensor_cannot_be_used_as_a_number(use: Callable[..., Any]) -> None:
+    with pytest.raises(poptorch.Error, match="value is needed") as caught:
+        infer(lambda x: use(x, x.sum().int().item()), torch.ones(2))
+
+    assert "x.sum().int().item()" in str(caught.value)
 
 
 def test_a_number_may_be_checked_and_decide_and_its_line_is_named(

@@ -4,6 +4,7 @@ import gc
 import logging
 import tempfile
 import weakref
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -63,28 +64,33 @@ def _nothing_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     folders.of_the_process.cache_clear()
 
 
-@pytest.mark.slow
-@pytest.mark.compiling_fails
-@pytest.mark.parametrize(
-    "backend, kind, sources",
-    [
-        *(("optimise", kind, 1) for kind in COMPILERS),
-        ("optimise", "fails on the kernels", 2),
-        ("auto", "cannot write the library", 1),
-        long("auto", "writes nonsense", 1),
-    ],
-)
-def test_a_broken_compiler_causes_one_warning_and_the_interpreter_runs(
-    backend: str,
-    kind: str,
-    sources: int,
+@dataclass
+class Broken:
+    """A model that was called with a broken compiler, and what came of it."""
+
+    model: poptorch.PoplarExecutor | None
+    results: list[torch.Tensor]
+    expected: torch.Tensor
+    """What eager PyTorch computes."""
+    said: str
+    """What the warning has of the compiler's complaint."""
+    shown: str
+    """What was written to the terminal in the first call."""
+    warnings: list[str]
+
+
+@pytest.fixture
+def broken(
+    request: pytest.FixtureRequest,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
     capsys: pytest.CaptureFixture[str],
-) -> None:
+    caplog: pytest.LogCaptureFixture,
+) -> Broken:
+    """Return a model that was called until nothing waits for compiled code any more."""
     from torch._inductor import config
 
+    backend, kind, sources = request.param
     script, said = COMPILERS[kind]
     compiler = tmp_path / "c++"
     compiler.write_text(f"#!/bin/sh\n{script}\n")
@@ -97,21 +103,71 @@ def test_a_broken_compiler_causes_one_warning_and_the_interpreter_runs(
     model, x = wrapped(backend), torch.randn(4, 4)
     expected = model.model(x).detach()
     with config.patch({"cpp.cxx": (None, str(compiler))}):
-        torch.testing.assert_close(model(x), expected)
+        results = [model(x)]
+        shown = capsys.readouterr().err
         if backend == "auto":
-            assert eventually(lambda m=model: m(x) is not None and not m._executable.waiting)
-            torch.testing.assert_close(model(x), expected)
-        else:
-            begun = f"captured; compiling takes about {tiers.STARTING - tiers.SOONER:.0f} s"
-            assert begun in capsys.readouterr().err
-    assert str(model.plan()).startswith("runs on the reference backend")
-    (warning,) = warnings(caplog)
+            assert eventually(lambda: model(x) is not None and not model._executable.waiting)
+            results.append(model(x))
+    return Broken(model, results, expected, said, shown, warnings(caplog))
+
+
+SOONER = [
+    *(("optimise", kind, 1) for kind in COMPILERS),
+    ("optimise", "fails on the kernels", 2),
+]
+"""Ways in which a compiler is broken that the first call waits for."""
+LATER = [("auto", "cannot write the library", 1), long(("auto", "writes nonsense", 1))]
+"""The same, of a compiler that runs while the model is called."""
+
+
+def with_compilers(cases: list[Any]) -> Any:
+    """Return the mark of a test that runs with broken compilers."""
+    return pytest.mark.parametrize(
+        "broken", cases, indirect=True, ids=lambda case: "-".join(map(str, case))
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.compiling_fails
+@with_compilers(SOONER + LATER)
+def test_with_a_broken_compiler_the_interpreter_computes_what_eager_pytorch_does(
+    broken: Broken,
+) -> None:
+    assert str(broken.model.plan()).startswith("runs on the reference backend")
+    for result in broken.results:
+        torch.testing.assert_close(result, broken.expected)
+
+
+@pytest.mark.slow
+@pytest.mark.compiling_fails
+@with_compilers(SOONER + LATER)
+def test_one_warning_has_the_complaint_of_a_broken_compiler(broken: Broken) -> None:
+    (warning,) = broken.warnings
+
     assert "Compilation failed" in warning
-    assert said in warning
-    gone = weakref.ref(model._session)
-    del model
+    assert broken.said in warning
+
+
+@pytest.mark.slow
+@pytest.mark.compiling_fails
+@with_compilers(SOONER)
+def test_progress_says_how_long_compiling_takes_before_it_fails(broken: Broken) -> None:
+    begun = f"captured; compiling takes about {tiers.STARTING - tiers.SOONER:.0f} s"
+
+    assert begun in broken.shown
+
+
+@pytest.mark.slow
+@pytest.mark.compiling_fails
+@with_compilers(SOONER + LATER)
+def test_a_failed_compilation_keeps_no_model_alive(broken: Broken) -> None:
+    """Torch keeps the failure, whose frames had the program."""
+    session = weakref.ref(broken.model._session)
+
+    broken.model = None
     gc.collect()
-    assert gone() is None  # torch keeps the failure
+
+    assert session() is None
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import re
+import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -64,20 +65,31 @@ def files(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.glob("*.popef"))
 
 
-HITS = [
-    {},
-    {"lr": 0.5},
-    {"edit": lambda opts: opts.randomSeed(4)},
-    {"edit": lambda opts: opts.logDir("x").modelName("m").useIpuId(5)},
-]
-MISSES = [
-    ({"rows": 4}, r"input 0: float32\[4, 4\] here, float32\[8, 4\] there"),
-    ({"edit": lambda opts: opts.deviceIterations(2)}, "loops.iterations: 2 here, 1 there"),
-    ({"edit": lambda o: o.Training.gradientAccumulation(4)}, "loops.accumulation: 4 here, 1 there"),
-    ({"edit": lambda opts: opts.outputMode(poptorch.OutputMode.All)}, "output.mode: .* here"),
-    ({"times": 3}, "constant times: 3 here, 1 there"),
-    ({"factor": 3.0}, r"operator \d+: aten.mul.*test_cache.py:\d+ here"),
-]
+HITS = {
+    "nothing": {},
+    "the rate": {"lr": 0.5},
+    "the seed": {"edit": lambda opts: opts.randomSeed(4)},
+    "names and a device": {"edit": lambda opts: opts.logDir("x").modelName("m").useIpuId(5)},
+}
+"""What may differ from the program in the cache."""
+MISSES = {
+    "rows": ({"rows": 4}, r"input 0: float32\[4, 4\] here, float32\[8, 4\] there"),
+    "iterations": (
+        {"edit": lambda opts: opts.deviceIterations(2)},
+        "loops.iterations: 2 here, 1 there",
+    ),
+    "accumulation": (
+        {"edit": lambda opts: opts.Training.gradientAccumulation(4)},
+        "loops.accumulation: 4 here, 1 there",
+    ),
+    "the output mode": (
+        {"edit": lambda opts: opts.outputMode(poptorch.OutputMode.All)},
+        "output.mode: .* here",
+    ),
+    "an argument": ({"times": 3}, "constant times: 3 here, 1 there"),
+    "a number of the model": ({"factor": 3.0}, r"operator \d+: aten.mul.*test_cache.py:\d+ here"),
+}
+"""What must not differ, and what the log says about it."""
 
 
 def test_values_without_a_text_form_are_allowed_and_a_miss_reads_few_entries(
@@ -94,35 +106,84 @@ def test_values_without_a_text_form_are_allowed_and_a_miss_reads_few_entries(
     assert len(looked) <= cache.NEAREST_OF + 5
 
 
+@pytest.fixture(scope="module")
+def entry(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the file of a program in a cache."""
+    folder = tmp_path_factory.mktemp("entry")
+    trained(folder)
+    (file,) = folder.glob("*.popef")
+    return file
+
+
+@pytest.fixture
+def filled(
+    entry: Path, folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> Path:
+    """Return a cache with one program; what happens with it is logged."""
+    monkeypatch.setenv("POPTORCH_POD_DIR", str(folder.parent / "pod"))  # device 5 is free
+    folder.mkdir(parents=True)
+    shutil.copy(entry, folder)
+    caplog.set_level(logging.INFO, "poptorch:cpp")
+    return folder
+
+
 @pytest.mark.slow
 @pytest.mark.spec("runtime", 15, 16, 17, 18)
-def test_equal_programs_are_hits_of_the_cache_and_a_miss_names_the_difference(
-    folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+def test_a_folder_that_is_not_there_is_made_and_logged(
+    folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setenv("POPTORCH_POD_DIR", str(folder.parent / "pod"))  # device 5 is free
     trained(folder)
-    (first,) = folder.glob("*.popef")
+
+    assert len(files(folder)) == 1
     assert f'Specified directory not found. Creating "{folder}" directory' in caplog.text
-    before = first.read_bytes()
-    caplog.set_level(logging.INFO, "poptorch:cpp")
-    moved = Net.forward.__code__.replace(co_firstlineno=1)  # lines in the script do not count
+
+
+@pytest.mark.slow
+@pytest.mark.spec("runtime", 15, 16, 17, 18)
+@pytest.mark.parametrize("changes", HITS.values(), ids=HITS)
+def test_a_program_that_differs_in_nothing_that_is_compiled_is_a_hit(
+    changes: dict[str, Any], filled: Path, entry: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trained(filled, **changes)
+
+    assert f"hit, {filled / entry.name}" in caplog.text
+    assert files(filled) == [entry.name]
+    assert (filled / entry.name).read_bytes() == entry.read_bytes()
+
+
+@pytest.mark.slow
+@pytest.mark.spec("runtime", 15, 16, 17, 18)
+def test_lines_that_have_moved_in_the_script_are_a_hit(
+    filled: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moved = Net.forward.__code__.replace(co_firstlineno=1)
     monkeypatch.setattr(Net.forward, "__code__", moved)
-    for changes in HITS:
-        caplog.clear()
-        trained(folder, **changes)
-        assert f"hit, {first}" in caplog.text
-        assert files(folder) == [first.name]
-        assert first.read_bytes() == before
-    for changes, text in MISSES:
-        caplog.clear()
-        trained(folder, **changes)
-        (line,) = [record.message for record in caplog.records if "cache: miss" in record.message]
-        assert re.search(text, line), line
-        (new,) = {*files(folder)} - {first.name}
-        (folder / new).unlink()  # the next one is compared with the first, too
+
+    trained(filled)
+
+    assert "hit, " in caplog.text
+
+
+@pytest.mark.slow
+@pytest.mark.spec("runtime", 15, 16, 17, 18)
+@pytest.mark.parametrize("changes, said", MISSES.values(), ids=MISSES)
+def test_a_miss_says_what_differs_from_the_program_in_the_cache(
+    changes: dict[str, Any], said: str, filled: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trained(filled, **changes)
+
+    (line,) = [message for message in caplog.messages if "cache: miss" in message]
+    assert re.search(said, line), line
+    assert len(files(filled)) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.spec("runtime", 15, 16, 17, 18)
+def test_inference_has_its_own_entry_which_is_used_again(filled: Path) -> None:
     for _ in range(2):
-        poptorch.inferenceModel(Net(), options().enableExecutableCaching(folder))(X, Y)
-    assert len(files(folder)) == 2
+        poptorch.inferenceModel(Net(), options().enableExecutableCaching(filled))(X, Y)
+
+    assert len(files(filled)) == 2
 
 
 @pytest.mark.slow
@@ -425,30 +486,63 @@ class Seen(nn.Module):
         return seen
 
 
-def test_no_other_thread_meets_traced_tensors() -> None:
-    """They have no data; and what the other thread does is no part of the program."""
+@pytest.fixture(scope="module")
+def met() -> tuple[Seen, poptorch.PoplarExecutor, Any]:
+    """Return a trained model at which another thread looked during the capture.
+
+    Also returns its executor and its parameters from before.
+    """
     torch.manual_seed(1)
-    model, native = Seen(), Seen()
-    native.load_state_dict(model.state_dict())
+    model = Seen()
     own = dict(model.layer.named_parameters())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     # The other thread trains the norm meanwhile, which the check would take for the program's.
     opts = options(accumulation=2).checkAgainstEager("off")
     training = poptorch.trainingModel(model, opts, optimizer)
-    x, target = torch.randn(6, 4), torch.randn(6, 4)
-    training(x, target)
+    training(normal(6, 4), normal(6, 4, seed=1))
+    return model, training, own
+
+
+Met = tuple[Seen, poptorch.PoplarExecutor, dict[str, nn.Parameter]]
+
+
+def test_another_thread_meets_no_traced_tensors(met: Met) -> None:
+    """They have no data."""
+    model, _, _ = met
+
+    assert model.kinds
+    assert all(kinds == {torch.Tensor, nn.Parameter} for kinds in model.kinds)
+
+
+@pytest.mark.parametrize("look, name", [("by name", "weight"), ("bias", "bias")])
+def test_another_thread_meets_the_parameters_of_the_user(look: str, name: str, met: Met) -> None:
+    model, _, own = met
+
     assert model.looks
-    for look in model.looks:
-        assert model.kinds.pop() == {torch.Tensor, nn.Parameter}
-        assert look["by name"] is own["weight"]
-        assert look["bias"] is own["bias"]
+    assert all(seen[look] is own[name] for seen in model.looks)
+
+
+def test_what_another_thread_computes_during_a_capture_is_no_part_of_the_program(
+    met: Met,
+) -> None:
+    model, _, _ = met
+    torch.manual_seed(1)
+    native = Seen()
+    for _ in model.looks:
         native.look()
     steps = torch.optim.SGD(native.parameters(), lr=0.1)
+    x, target = normal(6, 4), normal(6, 4, seed=1)
+
     for rows in (slice(3), slice(3, 6)):  # side by side in the program
         (native(x[rows], target[rows]) / 2).backward()
     steps.step()
-    for name, tensor in model.state_dict().items():
-        torch.testing.assert_close(tensor, native.state_dict()[name])
+
+    torch.testing.assert_close(model.state_dict(), native.state_dict())
+
+
+def test_after_a_capture_a_layer_has_the_dictionary_of_torch_for_its_parameters(met: Met) -> None:
+    model, _, _ = met
+
     assert type(model.layer._parameters) is not PerThread
 
 

@@ -76,14 +76,15 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> cache.Store:
     return cache.Store(tmp_path / "store")
 
 
-@pytest.mark.parametrize("wrong", ["damage", "no digest", "another key", "another graph"])
-def test_code_that_is_not_as_it_was_kept_is_made_again(
-    wrong: str,
+@pytest.fixture(params=["damage", "no digest", "another key", "another graph"])
+def spoiled(
+    request: pytest.FixtureRequest,
     store: cache.Store,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+) -> str:
+    """Keep code for the key "key" that is not as this user kept it; return what is wrong."""
+    wrong: str = request.param
     if wrong == "no digest":
         store.folder.mkdir(mode=0o700)
         archive.write(store.path("key"), {"code": b"theirs"})
@@ -101,13 +102,35 @@ def test_code_that_is_not_as_it_was_kept_is_made_again(
         data = bytearray(store.path("key").read_bytes())
         data[data.index(b"code", 200)] ^= 1
         store.path("key").write_bytes(data)
+    return wrong
+
+
+def test_code_that_is_not_as_it_was_kept_is_made_again(spoiled: str, store: cache.Store) -> None:
     assert store.function("key", None, Builder())([]) == [1]
-    assert len(caplog.records) == 1
-    said = "is compiled again" if wrong == "damage" else "is not signed with the key of this user"
-    assert said in caplog.text
+
+
+def test_one_warning_says_why_code_is_made_again(
+    spoiled: str, store: cache.Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    store.function("key", None, Builder())
+
+    (warning,) = caplog.messages
+    said = "is compiled again" if spoiled == "damage" else "is not signed with the key of this user"
+    assert said in warning
+
+
+def test_code_that_was_made_again_is_kept_in_the_place_of_the_other(
+    spoiled: str,
+    store: cache.Store,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    store.function("key", None, Builder())
+    caplog.clear()
     monkeypatch.setattr(cache, "_loaded", {})
-    assert store.function("key", None, Builder())([]) == [2]  # it was written over
-    assert len(caplog.records) == 1
+
+    assert store.function("key", None, Builder())([]) == [2]
+    assert caplog.messages == []
 
 
 def test_users_with_different_keys_share_a_folder_of_code(
@@ -230,28 +253,55 @@ def test_a_folder_that_others_can_write_to_is_not_used(
     assert "other users can write to it" in caplog.text
 
 
-def test_torchs_compiler_stores_files_where_nobody_else_can_write(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    seen = []
+@pytest.fixture
+def folder_of_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Path]:
+    """Return a function that compiles, and returns where torch's compiler would store its files."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    seen = []
 
     def fail(graph: object) -> None:
-        seen.append(os.environ["TORCHINDUCTOR_CACHE_DIR"])
-        assert cache.default_store().folder == Path(seen[0]).parent
+        seen.append(Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]))
         raise ZeroDivisionError
 
-    monkeypatch.setattr(backend, "without_writes", fail)
-    for expected in (True, False):
+    def compile_and_look() -> Path:
         with pytest.raises(ZeroDivisionError):
             BUILDER.build(SimpleNamespace(module=nn.Module(), operators=[]))
-        folder = Path(seen.pop())
-        assert (folder.parent == tmp_path / "poptorch") is expected
-        assert folder.parent.stat().st_mode & 0o777 == 0o700
-        (tmp_path / "poptorch").chmod(0o770)
-        assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path)
-    assert cache.default_store().folder == cache.default_store().folder
+        return seen.pop()
+
+    monkeypatch.setattr(backend, "without_writes", fail)
+    return compile_and_look
+
+
+def test_torchs_compiler_stores_files_beside_the_cache_where_nobody_else_can_write(
+    folder_of_torch: Callable[[], Path], tmp_path: Path
+) -> None:
+    folder = folder_of_torch()
+
+    assert folder.parent == tmp_path / "poptorch"
+    assert folder.parent == cache.default_store().folder
+    assert folder.parent.stat().st_mode & 0o777 == 0o700
+
+
+def test_torchs_compiler_does_not_use_a_folder_that_others_can_write_to(
+    folder_of_torch: Callable[[], Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder_of_torch()
+    (tmp_path / "poptorch").chmod(0o770)
+
+    folder = folder_of_torch()
+
+    assert folder.parent != tmp_path / "poptorch"
+    assert folder.parent == cache.default_store().folder
+    assert folder.parent.stat().st_mode & 0o777 == 0o700
     assert caplog.text.count("other users can write to") == 1
+
+
+def test_the_folder_that_the_user_chose_for_torch_is_the_same_after_compiling(
+    folder_of_torch: Callable[[], Path], tmp_path: Path
+) -> None:
+    folder_of_torch()
+
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path)
 
 
 def test_a_graph_without_a_text_form_is_compiled_and_not_kept(store: cache.Store) -> None:

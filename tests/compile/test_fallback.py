@@ -104,7 +104,7 @@ PLACES = {
 @pytest.mark.compiling_fails
 @pytest.mark.parametrize("failing", PLACES.values(), ids=PLACES)
 def test_a_training_call_that_fails_in_compiled_code_is_done_by_the_interpreter(
-    failing: int, plant: Callable[..., Any], caplog: pytest.LogCaptureFixture
+    failing: int, plant: Callable[..., Any]
 ) -> None:
     expected = training("reference")
     wanted = [expected(X, Y).tolist() for _ in range(4)]
@@ -116,6 +116,20 @@ def test_a_training_call_that_fails_in_compiled_code_is_done_by_the_interpreter(
     assert losses == wanted
     assert states_equal(model, expected)
     assert code.runs == failing
+
+
+@pytest.mark.slow
+@pytest.mark.compiling_fails
+def test_one_warning_says_that_a_model_continues_without_compiled_code_and_why(
+    plant: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    interpreted, model = training("reference"), training("inductor")
+    interpreted.compile(X, Y)
+    plant(interpreted.plan(), PLACES["a middle graph"])
+
+    for _ in range(2):
+        model(X, Y)
+
     assert model._executable.report().backend == "reference"
     (warning,) = warnings(caplog)
     assert "continues without compiled code" in warning

@@ -102,16 +102,34 @@ def test_names_of_optional_passes_are_unique() -> None:
     assert len({*names}) == len(names)
 
 
-def test_each_pass_is_logged_with_its_time(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.fixture
+def log_of_a_compilation(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Return the messages of one compilation at the level TRACE."""
     poptorch.setLogLevel("TRACE")
     with caplog.at_level(logging.DEBUG, logger="poptorch:cpp"):
         training(Scaled(torch.tanh), options(accumulation=2)).compile(torch.randn(4))
-    logged = [m.removeprefix("Pass ") for m in caplog.messages if m[:5] == "Pass "]
+    return caplog.messages
+
+
+def test_each_pass_is_logged_in_its_order(log_of_a_compilation: list[str]) -> None:
+    logged = [m.removeprefix("Pass ") for m in log_of_a_compilation if m.startswith("Pass ")]
+
     assert logged == [each.name for each in passes.PASSES]
-    (spent,) = [m.splitlines() for m in caplog.messages if m.startswith("Seconds spent in process")]
-    assert [spent[1].split()[0], spent[2][:8], spent[-1][:3]] == ["part", "the rest", "all"]
-    assert any(line.startswith("capture  ") for line in spent)
-    graphs = [m for m in caplog.messages if m.startswith("graph ")]
+
+
+def test_the_log_has_a_table_of_the_seconds_of_each_part(log_of_a_compilation: list[str]) -> None:
+    (table,) = [m for m in log_of_a_compilation if m.startswith("Seconds spent in process")]
+
+    _, head, rest, *parts, total = table.splitlines()
+    assert head.startswith("part")
+    assert rest.startswith("the rest")
+    assert any(part.startswith("capture  ") for part in parts)
+    assert total.startswith("all")
+
+
+def test_graphs_are_logged_with_their_inputs(log_of_a_compilation: list[str]) -> None:
+    graphs = [m for m in log_of_a_compilation if m.startswith("graph ")]
+
     assert graphs
     assert all("\n  in  param." in graph for graph in graphs)
 
