@@ -21,6 +21,9 @@ STAMP := $(VENV)/.installed
 TORCH := $(shell sed -n 's/^\(torch==[0-9.]*\).*/\1/p' constraints.txt)
 FASHION := /usr/share/datasets/fashion-mnist
 
+# The tests start many processes. Without byte code on disk, each of them compiles all modules again.
+export PYTHONDONTWRITEBYTECODE =
+
 .PHONY: demo demo-processes examples test test-full test-capabilities test-long test-torch check lint docs site bench bench-quick soak dataset clean
 .DEFAULT_GOAL := test
 
@@ -54,7 +57,9 @@ examples: $(STAMP)
 demo-processes: $(STAMP) dataset
 	$(BIN)/poprun --num-instances 2 --oversubscribe --only-output-from-instance 0 $(BIN)/python examples/fashion_mnist/processes.py
 
-test: lint site
+# The types and the site are checked at the same time: each takes one core.
+test: $(STAMP)
+	$(MAKE) --no-print-directory -j2 lint site
 	$(BIN)/python -m pytest --cases short -n $(JOBS) --dist worksteal
 
 test-full: test
