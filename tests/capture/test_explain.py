@@ -69,6 +69,13 @@ def test_constructs_on_lines_that_did_not_run_are_listed_as_uncertain(
     assert "error, if this line runs: .item() needs a tensor's value" in str(findings)
 
 
+def test_constructs_that_ran_and_can_be_captured_are_not_listed() -> None:
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        return x * torch.tensor(2.0).item()  # of a constant
+
+    assert [*explained(forward, torch.ones(2))] == []
+
+
 def test_findings_are_counted(findings: Explanation) -> None:
     assert "4 of 7 findings prevent compiling this model" in str(findings)
 

@@ -99,7 +99,9 @@ def test_each_generator_is_found_once_and_where_loaders_keep_them() -> None:
     loader = SimpleNamespace(generator=shared, sampler=sampler, dataset=dataset, loader=None)
     loader.itself, sampler.sampler = loader, loader
 
-    assert host_random.held_by(loader) == [shared, inner]
+    names = {id(shared): "the loader's and the sampler's", id(inner): "that of a part of the data"}
+    found = [names[id(generator)] for generator in host_random.held_by(loader)]
+    assert found == ["the loader's and the sampler's", "that of a part of the data"]
 
 
 def test_generators_without_their_own_state_are_left_out() -> None:

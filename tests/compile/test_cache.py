@@ -418,6 +418,30 @@ def test_trimming_takes_compiled_graphs_too(folder: Path) -> None:
     assert cache.trim(folder, newer_than=entry.used) == [store.path("new")]
 
 
+def checks_of(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.checked"))
+
+
+def test_trimming_to_nothing_forgets_checks(folder: Path) -> None:
+    trained(folder)
+    assert checks_of(folder)
+
+    cache.trim(folder, keep_bytes=0)
+
+    assert checks_of(folder) == []
+
+
+def test_trimming_to_a_size_keeps_checks(folder: Path) -> None:
+    """They need almost no space."""
+    trained(folder)
+    before = checks_of(folder)
+
+    cache.trim(folder, keep_bytes=1)
+
+    assert files(folder) == []
+    assert checks_of(folder) == before
+
+
 def test_trimming_by_age_forgets_old_checks(folder: Path) -> None:
     trained(folder)
     checks = sorted(folder.glob("*.checked"))

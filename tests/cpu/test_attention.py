@@ -40,6 +40,14 @@ def mask(kind: str, columns: int) -> torch.Tensor | None:
     return hidden
 
 
+OPERANDS = ("query", "key", "value")
+
+
+def distance(got: torch.Tensor, exact: torch.Tensor) -> float:
+    """Return the largest error."""
+    return float((got.double() - exact).abs().max())
+
+
 @pytest.mark.parametrize("columns", [ROWS, 12])
 @pytest.mark.parametrize("kind", ["none", "causal", "some", "nothing to be seen"])
 @pytest.mark.parametrize("scale", [None, 0.3])
@@ -60,10 +68,10 @@ def test_gradients_are_at_most_twice_as_far_from_exact_ones_as_atens(
     ours = attention_backward(*arguments, **options)
     theirs = BACKWARD(*arguments, **options)
 
-    for one, other, right in zip(ours, theirs, truth, strict=True):
-        assert one.dtype == torch.bfloat16
-        assert one.shape == right.shape
-        assert (one.double() - right).abs().max() <= 2 * (other.double() - right).abs().max()
+    assert [each.dtype for each in ours] == [torch.bfloat16] * 3
+    assert [each.shape for each in ours] == [each.shape for each in truth]
+    for name, one, other, right in zip(OPERANDS, ours, theirs, truth, strict=True):
+        assert distance(one, right) <= 2 * distance(other, right), f"gradient of the {name}"
 
 
 @pytest.mark.parametrize("kind", ["none", "some", "nothing to be seen"])

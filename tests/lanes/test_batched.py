@@ -54,7 +54,11 @@ def attending(mask: Mask) -> Callable[[], nn.Module]:
 
 @pytest.mark.parametrize("way", [TRAINED, INFERRED], ids=["training", "inference"])
 @pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
-def test_attention_with_any_mask_is_that_of_eager_pytorch_in_lanes(mask: Mask, way: Way) -> None:
+def test_attention_with_any_mask_is_that_of_eager_pytorch_in_lanes(
+    mask: Mask, way: Way, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log says why there are no lanes, if there are none."""
+    caplog.set_level("DEBUG", logger="poptorch:cpp")
     make = attending(mask)
     eager = Eager(make, lambda results: results[1], way)
     batch = normal(way.rows, LENGTH, WIDTH, seed=1)
