@@ -19,6 +19,11 @@ def few(cases: Any, *kept: Any) -> Any:
     return [case if case in kept else long(case) for case in cases]
 
 
+def slow_but(cases: Iterable[Any], *kept: Any) -> list[Any]:
+    """Return all cases; ``make test`` runs those that are kept, ``make test-full`` the others."""
+    return [case if case in kept else pytest.param(case, marks=pytest.mark.slow) for case in cases]
+
+
 def slow_but_the_first(cases: Iterable[Any]) -> list[Any]:
     """Return all cases, of which ``make test`` runs the first and ``make test-full`` the others."""
     first, *others = cases

@@ -27,15 +27,18 @@ FEW = {
         "lamb in parts",
         "nadam in parts, traced",
         "adafactor not in parts, traced",
-        "complex, adamw in parts, clipped",
-        "groups over processes",
         "exchanges over processes",
         "machines",
         SAVED,
-        "stages, sharded, batch norm",
     ],
     4: ["adam in parts", "stages of two models"],
 }
+# More cases of two processes, which ``make test-full`` runs.
+MORE = [
+    "complex, adamw in parts, clipped",
+    "groups over processes",
+    "stages, sharded, batch norm",
+]
 Results = list[dict[str, dict[str, Any]]]
 
 
@@ -98,7 +101,11 @@ def compare(results: Results, name: str) -> Result:
     [
         long(
             2,
-            [n for n, case in CASES.items() if n not in FEW[2] and case.parts * case.replicas < 3],
+            [
+                name
+                for name, case in CASES.items()
+                if name not in FEW[2] + MORE and case.parts * case.replicas < 3
+            ],
         ),
         long(3, ["stages over three"]),
         long(4, [name for name, case in CASES.items() if name not in FEW[4] and case.parts == 1]),
@@ -137,6 +144,13 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Job:
     """Return a job of two processes."""
     folder = tmp_path_factory.mktemp("two")
     return Job(*job(folder, 2, FEW[2]), folder / "saved.poptorch")
+
+
+@pytest.fixture(scope="module")
+def two_with_more(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """Return what came of a job of two processes with more cases."""
+    results, _ = job(tmp_path_factory.mktemp("more"), 2, MORE)
+    return results
 
 
 # Four processes.
@@ -180,6 +194,13 @@ def test_replicas_cannot_exchange_where_stages_are_on_several_processes(four: Jo
 @pytest.mark.parametrize("name", FEW[2])
 def test_two_processes_train_as_one(name: str, two: Job) -> None:
     compare(two.results, name)
+
+
+@pytest.mark.larger("test_two_processes_train_as_one")
+@pytest.mark.spec("parallel", 31, 36)
+@pytest.mark.parametrize("name", MORE)
+def test_two_processes_train_more_models_as_one(name: str, two_with_more: Results) -> None:
+    compare(two_with_more, name)
 
 
 @pytest.mark.spec("parallel", 31, 36)

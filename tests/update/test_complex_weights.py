@@ -10,7 +10,7 @@ from torch import nn
 
 import poptorch
 from helpers.beside import OPTIMIZERS
-from helpers.cases import few
+from helpers.cases import few, slow_but
 from helpers.closeness import near
 from helpers.wrapping import Having, normal, options, runs_compiled
 
@@ -90,7 +90,7 @@ ALL = [(name, way) for name in OPTIMIZERS for way in WAYS]
 FEW = [(name, way) for name, way in ALL if way == "one micro-batch" or name in ("sgd", "adamw")]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("dtype", slow_but([torch.float32, torch.float64], torch.float32), ids=str)
 @pytest.mark.parametrize("case", few(ALL, *FEW), ids=", ".join)
 def test_weights_and_state_are_those_of_eager_torch(
     case: tuple[str, str], dtype: torch.dtype
@@ -112,7 +112,9 @@ def test_weights_and_state_are_those_of_eager_torch(
         torch.testing.assert_close({key: here[key] for key in there}, there, **close)
 
 
-@pytest.mark.parametrize("name", ["NAdam", "RAdam", "Adagrad", "Adamax", "ASGD", "Rprop"])
+@pytest.mark.parametrize(
+    "name", slow_but(["NAdam", "RAdam", "Adagrad", "Adamax", "ASGD", "Rprop"], "NAdam", "Rprop")
+)
 def test_traced_optimizers_update_complex_weights(name: str) -> None:
     model = operator()
     eager = copy.deepcopy(model)

@@ -104,7 +104,10 @@ def close(got: torch.Tensor, want: torch.Tensor, factor: int = 1.0) -> None:
 @pytest.mark.spec("optimizers", 5, 6, 24)
 @pytest.mark.parametrize(
     ("name", "function", "settings", "state_names", "constant", "net"),
-    [(*case, net) for case, net in zip(all_cases(), itertools.cycle(NETS), strict=False)],
+    [
+        pytest.param(*case, net, marks=[] if case[-1] else pytest.mark.slow)
+        for case, net in zip(all_cases(), itertools.cycle(NETS), strict=False)
+    ],
 )
 def test_each_optimizer_equals_its_plain_form_in_float64(
     name: str,

@@ -14,6 +14,7 @@ from torch.optim import optimizer as of_torch
 
 import poptorch
 from helpers import own_optimizers as own
+from helpers.cases import every_pair
 from helpers.closeness import FUNCTION, near
 from helpers.wrapping import options
 
@@ -169,20 +170,22 @@ def hooked(make: Make, before: Any = None, after: Any = None) -> Make:
     return with_hooks
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("name", BEFORE)
-def test_hooks_before_a_step_change_its_inputs_as_in_eager_torch(name: str, optimizer: str) -> None:
-    pair = Pair(hooked(OPTIMIZERS[optimizer], before=BEFORE[name]))
+@pytest.mark.parametrize("hook, optimizer", every_pair(BEFORE, OPTIMIZERS))
+def test_hooks_before_a_step_change_its_inputs_as_in_eager_torch(
+    hook: Callable[[nn.Module], Hook], optimizer: Make
+) -> None:
+    pair = Pair(hooked(optimizer, before=hook))
 
     pair.train()
 
     pair.assert_alike()
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("name", AFTER)
-def test_hooks_after_a_step_change_its_results_as_in_eager_torch(name: str, optimizer: str) -> None:
-    pair = Pair(hooked(OPTIMIZERS[optimizer], after=AFTER[name]))
+@pytest.mark.parametrize("hook, optimizer", every_pair(AFTER, OPTIMIZERS))
+def test_hooks_after_a_step_change_its_results_as_in_eager_torch(
+    hook: Callable[[nn.Module], Hook], optimizer: Make
+) -> None:
+    pair = Pair(hooked(optimizer, after=hook))
 
     pair.train()
 

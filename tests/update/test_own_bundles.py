@@ -93,16 +93,22 @@ ALONE = {
 }
 
 
-@pytest.mark.parametrize("name", BUNDLED)
-def test_small_weights_with_the_same_update_are_updated_as_one(name: str) -> None:
-    model, twin, *_, program = trained(BUNDLED[name])
+@pytest.fixture(scope="module", params=BUNDLED)
+def bundled(request: pytest.FixtureRequest) -> tuple[Any, ...]:
+    """Return what ``trained`` returns for an optimizer that updates small weights as one."""
+    return trained(BUNDLED[request.param])
+
+
+def test_small_weights_with_the_same_update_are_updated_as_one(bundled: tuple[Any, ...]) -> None:
+    model, twin, *_, program = bundled
     assert len(program.bundles) == 1
     assert_alike(model, twin)
 
 
-@pytest.mark.parametrize("name", BUNDLED)
-def test_the_state_of_weights_in_a_bundle_is_that_of_eager_torch(name: str) -> None:
-    _, _, first, second, _ = trained(BUNDLED[name])
+def test_the_state_of_weights_in_a_bundle_is_that_of_eager_torch(
+    bundled: tuple[Any, ...],
+) -> None:
+    _, _, first, second, _ = bundled
     bounds = near(LAYERS * (6 + 2 * FUNCTION), STEPS)
     got, want = first.state_dict()["state"], second.state_dict()["state"]
     torch.testing.assert_close(got, want, **bounds)

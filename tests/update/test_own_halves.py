@@ -10,6 +10,7 @@ from torch import nn
 
 import poptorch
 from helpers import own_optimizers as own
+from helpers.cases import slow_but
 from helpers.closeness import near, relative
 from helpers.wrapping import Having, options
 
@@ -102,7 +103,7 @@ class Pair:
 
 
 @pytest.mark.parametrize("name", [pytest.param("Adafactor", marks=ROUNDED_ONCE), "Lion", "NAdam"])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", slow_but([torch.bfloat16, torch.float16], torch.bfloat16))
 def test_weights_in_half_are_bit_for_bit_those_of_eager_torch(
     name: str, dtype: torch.dtype
 ) -> None:

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import poptorch
+from helpers.cases import slow_but
 from helpers.own_steps import CASES, History, Net, Pair, wrapped
 
 RESUMED = [name for name in CASES if name != "Lookahead"]  # its count is in no state_dict()
@@ -56,7 +57,7 @@ def test_eager_torch_continues_from_the_state_of_a_program(history: History) -> 
     history.assert_as_expected(weights)
 
 
-@pytest.mark.parametrize("history", RESUMED, indirect=True)
+@pytest.mark.parametrize("history", slow_but(RESUMED, *EVERYWHERE), indirect=True)
 def test_a_program_continues_from_the_state_of_eager_torch(history: History) -> None:
     weights = history.weights_of_a_program_from_the_state_of_eager_torch("reference")
 
