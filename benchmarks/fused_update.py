@@ -23,7 +23,7 @@ from poptorch._ir import slots
 from poptorch._ir.slots import Kind
 from poptorch._update import flatten, lower
 from poptorch.backends.prepare import prepare
-from poptorch.optim.freeze import freeze
+from poptorch.optim.freeze_optimizer import freeze
 
 WEIGHTS = 200
 OPTIMIZERS = {

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from poptorch._residency import TABLE, Coherence, Event, Transfer
+from poptorch._residency import TABLE, Coherence, CopyDirection, Event
 
 PAGE = Path(__file__).resolve().parent.parent / "ARCHITECTURE.md"
 BEGIN, END = "<!-- scripts/coherence_table.py -->\n", "<!-- end of the table -->\n"
@@ -21,7 +21,7 @@ def as_text() -> str:
         cells = []
         for state in Coherence:
             row = TABLE[event, state]
-            what = [row.transfer.name] if row.transfer is not Transfer.NONE else []
+            what = [row.transfer.name] if row.transfer is not CopyDirection.NONE else []
             what += [row.state.name] if row.state is not state else []
             cells.append(",".join(what))
         lines.append(f"|{event.name}|" + "|".join(cells) + "|")

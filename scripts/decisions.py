@@ -32,9 +32,9 @@ from helpers.staging import Captured  # noqa: E402
 from helpers.wrapping import Having, options  # noqa: E402
 from helpers.zoo import ROWS, ZOO  # noqa: E402
 from poptorch._base import private  # noqa: E402
-from poptorch._compile import weights  # noqa: E402
+from poptorch._compile import joined_weights  # noqa: E402
 from poptorch._compile.build import training_program  # noqa: E402
-from poptorch._cpu import Inductor, compiler, libraries, lowering, writes  # noqa: E402
+from poptorch._cpu import Inductor, compiler, lowering, product_libraries, writes  # noqa: E402
 from poptorch._ir.blocks import label_of  # noqa: E402
 from poptorch._ir.indices import preconditions  # noqa: E402
 from poptorch._ir.operators import name_of  # noqa: E402
@@ -263,7 +263,7 @@ def _shared(link: tuple[float, float] | None, change: Change, make: Any) -> Case
         spec = replace(plain.spec, target=replace(plain.spec.target, link=link))
         graph, optimizer = captured.micro.graph, captured.optim
         assert optimizer is not None
-        optimizer, shards = weights.sharded(graph, spec, optimizer, False)
+        optimizer, shards = joined_weights.sharded(graph, spec, optimizer, False)
         bundles = tuple(each.whole for each in shards)
         program = training_program(graph, spec, optimizer, None, bundles, shards, early=True)
         return replace(plain, program=program, spec=spec)
@@ -319,13 +319,15 @@ CASES: dict[str, Case] = {
 
 def text(name: str) -> str:
     torch.manual_seed(0)
-    with mock.patch.object(libraries, "chosen", _unmeasured):
+    with mock.patch.object(product_libraries, "chosen", _unmeasured):
         return "\n".join([name, *lines_of(CASES[name]())])
 
 
-def _unmeasured(work: Counter[libraries.Shape], measures: bool) -> dict[libraries.Shape, str]:
+def _unmeasured(
+    work: Counter[product_libraries.Shape], measures: bool
+) -> dict[product_libraries.Shape, str]:
     """Make the same decisions on every processor."""
-    return {shape: libraries.by_rule(shape) for shape in work}
+    return {shape: product_libraries.by_rule(shape) for shape in work}
 
 
 if __name__ == "__main__":

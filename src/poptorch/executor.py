@@ -38,7 +38,7 @@ from .ops.blocks import module_repr
 from .optim.joint import Given, joined
 from .options import Options
 from .options.files import as_calls
-from .options.freeze import freeze, log_options, use_running_mean
+from .options.freeze_options import freeze, log_options, use_running_mean
 from .profiling import Channel
 
 _TRACED = (

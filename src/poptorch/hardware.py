@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from . import _systems
 from ._base.errors import AssertionFailure, InvalidType
-from .options.freeze import model_from_environment
+from .options.freeze_options import model_from_environment
 
 
 def ipuHardwareIsAvailable(num_ipus: int = 1) -> bool:

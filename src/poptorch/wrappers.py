@@ -23,7 +23,7 @@ from .executor import PoplarExecutor
 from .optim import joint
 from .options import Options
 from .options.files import apply_calls, apply_data, as_calls
-from .options.freeze import backend_name, cache_directory, freeze, prepare
+from .options.freeze_options import backend_name, cache_directory, freeze, prepare
 from .options.legacy_call import read_call, takes_options
 
 DEFAULT_LEARNING_RATE = 0.01

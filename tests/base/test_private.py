@@ -21,7 +21,7 @@ from poptorch._base import private
 from poptorch._capture import substitutes
 from poptorch._compile import cache as code
 from poptorch._compile import tiers
-from poptorch._cpu import Inductor, library, shortcuts
+from poptorch._cpu import Inductor, compiled_code, shortcuts
 
 VERSION = f"torch {torch.__version__} has no torch."
 
@@ -199,7 +199,7 @@ def test_operators_without_their_private_name_are_refused(
     "name, use",
     [
         *((name, lambda: Inductor().build(None)) for name in REQUIRED[private.COMPILER]),
-        *((name, lambda: library.load(b"")) for name in OPTIONAL[private.KEPT_CODE]),
+        *((name, lambda: compiled_code.load(b"")) for name in OPTIONAL[private.KEPT_CODE]),
     ],
 )
 def test_compiling_and_loading_code_without_a_private_name_is_refused(

@@ -11,7 +11,7 @@ import pytest
 import poptorch
 from helpers.source_tree import ROOT
 from poptorch._cli.main import main
-from poptorch._cpu import libraries
+from poptorch._cpu import product_libraries
 
 Script = Callable[[str], str]
 Printed = pytest.CaptureFixture[str]
@@ -225,7 +225,7 @@ class Outer(torch.nn.Module):
 def test_products_are_measured_again(
     capsys: Printed, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(libraries, "_COMMON", [(64, 256, 256)])
+    monkeypatch.setattr(product_libraries, "_COMMON", [(64, 256, 256)])
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     assert main(["doctor", "--calibrate"]) == 0
     _, *rows = capsys.readouterr().out.splitlines()

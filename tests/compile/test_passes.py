@@ -16,9 +16,9 @@ from helpers.wrapping import Having, Scaled, options, training
 from poptorch import _compile
 from poptorch._compile import passes, verifying
 from poptorch._compile.compilation import Compilation
+from poptorch._compile.joined_weights import FlatParameters
 from poptorch._compile.lanes import Batched
 from poptorch._compile.passes import PASSES, observed
-from poptorch._compile.weights import FlatParameters
 from poptorch._ir.passes import Pass, leaving_out
 from poptorch._ir.plan import Layout
 

@@ -12,19 +12,21 @@ import poptorch
 from helpers.closeness import FUNCTION, near
 from helpers.folded import compiled
 from helpers.wrapping import Having, normal, options
-from poptorch._cpu import Inductor, libraries
+from poptorch._cpu import Inductor, product_libraries
 
 Forward = Callable[..., Any]
 
 
-def onednn(work: Iterable[libraries.Shape], measures: bool) -> dict[libraries.Shape, str]:
-    return dict.fromkeys(work, libraries.ONEDNN)
+def onednn(
+    work: Iterable[product_libraries.Shape], measures: bool
+) -> dict[product_libraries.Shape, str]:
+    return dict.fromkeys(work, product_libraries.ONEDNN)
 
 
 @pytest.fixture(autouse=True)
 def _onednn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is measured: oneDNN computes all products."""
-    monkeypatch.setattr(libraries, "chosen", onednn)
+    monkeypatch.setattr(product_libraries, "chosen", onednn)
 
 
 def product(function: Forward) -> Forward:

@@ -9,8 +9,8 @@ from torch import nn
 from helpers.folded import Mixed, check_new_weights, compiled, forward_graph, same
 from helpers.memory import weights_of_inference
 from helpers.wrapping import Having, normal
-from poptorch._cpu import compiler, convolutions, libraries, packing
-from poptorch._cpu.libraries import BLAS, ONEDNN, TURNED
+from poptorch._cpu import compiler, convolutions, packing, product_libraries
+from poptorch._cpu.product_libraries import BLAS, ONEDNN, TURNED
 
 pytestmark = pytest.mark.slow
 LAYOUT_CHANGES = "value.clone_default"  # the name of a weight that was copied row by row
@@ -21,7 +21,9 @@ def library(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> 
     """One library computes all products, those with small weights, too; no convolution is small."""
     name = getattr(request, "param", ONEDNN)
     monkeypatch.setattr(packing, "_SMALLEST_WEIGHT", 0)
-    monkeypatch.setattr(libraries, "chosen", lambda work, measures: dict.fromkeys(work, name))
+    monkeypatch.setattr(
+        product_libraries, "chosen", lambda work, measures: dict.fromkeys(work, name)
+    )
     monkeypatch.setattr(convolutions, "SMALLEST", 0)
     return name
 

@@ -11,7 +11,7 @@ import poptorch
 from helpers.closeness import FUNCTION, near
 from helpers.folded import LONGEST_SUM, Mixed, compiled, same
 from helpers.wrapping import Having, normal, options, training
-from poptorch._cpu import convolutions, libraries, packing
+from poptorch._cpu import convolutions, packing, product_libraries
 
 pytestmark = pytest.mark.slow
 
@@ -20,11 +20,13 @@ pytestmark = pytest.mark.slow
 def _everything_is_packed(monkeypatch: pytest.MonkeyPatch) -> None:
     """OneDNN computes all products, those with small weights, too; no convolution is small."""
 
-    def onednn(work: Iterable[libraries.Shape], measures: bool) -> dict[libraries.Shape, str]:
-        return dict.fromkeys(work, libraries.ONEDNN)
+    def onednn(
+        work: Iterable[product_libraries.Shape], measures: bool
+    ) -> dict[product_libraries.Shape, str]:
+        return dict.fromkeys(work, product_libraries.ONEDNN)
 
     monkeypatch.setattr(packing, "_SMALLEST_WEIGHT", 0)
-    monkeypatch.setattr(libraries, "chosen", onednn)
+    monkeypatch.setattr(product_libraries, "chosen", onednn)
     monkeypatch.setattr(convolutions, "SMALLEST", 0)
 
 

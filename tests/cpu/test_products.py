@@ -9,10 +9,10 @@ import torch
 from helpers.cases import few
 from helpers.closeness import near
 from helpers.compiled_graphs import Tensors, check
-from poptorch._cpu import libraries, products
+from poptorch._cpu import product_libraries, products
 from poptorch._cpu.products import row_product, row_product_and
 
-TRIED = libraries.ONEDNN, libraries.LOOPS
+TRIED = product_libraries.ONEDNN, product_libraries.LOOPS
 Sizes = tuple[int, int]
 
 
@@ -91,15 +91,19 @@ def lowerings_of_torch() -> dict[Callable[..., Any], Callable[..., Any]]:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("_nothing_kept")
-@pytest.mark.parametrize("chosen", few([libraries.BLAS, *TRIED], *TRIED))
+@pytest.mark.parametrize("chosen", few([product_libraries.BLAS, *TRIED], *TRIED))
 def test_every_library_computes_the_same_for_all_layouts(
     monkeypatch: pytest.MonkeyPatch, chosen: str
 ) -> None:
     asked, before = [], lowerings_of_torch()
 
-    def choose(a: libraries.Matrix, b: libraries.Matrix) -> str | None:
+    def choose(a: product_libraries.Matrix, b: product_libraries.Matrix) -> str | None:
         asked.append((a, b))
-        return chosen if libraries._lies(a) and libraries._lies(b) and all(a[0]) else None
+        return (
+            chosen
+            if product_libraries._lies(a) and product_libraries._lies(b) and all(a[0])
+            else None
+        )
 
     monkeypatch.setattr(products, "library_of", choose)
 
@@ -115,16 +119,16 @@ COLUMNS = ((256, 1000), (1, 256))
 
 
 def test_the_table_of_a_graph_decides_about_its_products() -> None:
-    shape = libraries.shape_of(ROWS, COLUMNS)
+    shape = product_libraries.shape_of(ROWS, COLUMNS)
     assert shape is not None
     with products.choosing({shape: "the table's"}):
         assert products.library_of(ROWS, COLUMNS) == "the table's"
 
 
 def test_a_rule_decides_about_products_that_are_not_in_the_table() -> None:
-    shape = libraries.shape_of(ROWS, COLUMNS)
+    shape = product_libraries.shape_of(ROWS, COLUMNS)
     assert shape is not None
-    assert products.library_of(ROWS, COLUMNS) == libraries.by_rule(shape)
+    assert products.library_of(ROWS, COLUMNS) == product_libraries.by_rule(shape)
 
 
 def test_products_without_a_class_are_left_to_aten() -> None:

@@ -18,21 +18,21 @@ from helpers import loaders
 from helpers.data_sets import Numbers
 from helpers.wrapping import options
 from poptorch._data import worker
-from poptorch._data.channel import Channel, MessageKind
+from poptorch._data.channel import Connection, MessageKind
 from poptorch._data.consumer import verdict
 from poptorch._data.process import Process
 from poptorch._data.sharding import DataShard, permutation
 
 
 @pytest.fixture
-def ends() -> Iterator[list[Channel]]:
-    both = [Channel(end) for end in socket.socketpair(type=socket.SOCK_SEQPACKET)]
+def ends() -> Iterator[list[Connection]]:
+    both = [Connection(end) for end in socket.socketpair(type=socket.SOCK_SEQPACKET)]
     yield both
     for end in both:
         end.close()
 
 
-def test_a_long_error_text_loses_its_beginning(ends: list[Channel]) -> None:
+def test_a_long_error_text_loses_its_beginning(ends: list[Connection]) -> None:
     one, other = ends
     one.send(MessageKind.ITEM, slot=3, rows=1 << 40)
     one.send(MessageKind.ERROR, text="x" * 100_000 + "\udc80")
@@ -45,7 +45,7 @@ def test_a_long_error_text_loses_its_beginning(ends: list[Channel]) -> None:
 
 @pytest.mark.parametrize("has_unread", [False, True])
 def test_a_channel_reports_the_end_of_the_other_process(
-    ends: list[Channel], has_unread: bool
+    ends: list[Connection], has_unread: bool
 ) -> None:
     one, other = ends
     one.send(MessageKind.STOP)
@@ -59,7 +59,7 @@ def test_a_channel_reports_the_end_of_the_other_process(
         other.send(MessageKind.FREE)
 
 
-def test_waiting_ends_when_a_watched_descriptor_is_ready(ends: list[Channel]) -> None:
+def test_waiting_ends_when_a_watched_descriptor_is_ready(ends: list[Connection]) -> None:
     readable, writable = os.pipe()
     try:
         ends[0].watch(readable)
@@ -88,7 +88,7 @@ def test_the_verdict_says_whether_the_device_or_the_host_limits_the_run(
 
 
 def test_pauses_get_longer_until_a_message_ends_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    ours, theirs = map(Channel, socket.socketpair(type=socket.SOCK_SEQPACKET))
+    ours, theirs = map(Connection, socket.socketpair(type=socket.SOCK_SEQPACKET))
     loading = object.__new__(worker._Worker)
     loading._channel, loading._published, loading._freed = theirs, 2, 0
     loading._settings = SimpleNamespace(pause=0.001, slots=2)

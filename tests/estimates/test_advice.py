@@ -16,7 +16,7 @@ from ipu_models import TutorialCnn
 from poptorch import Estimate
 from poptorch._ipu_model.advice import Adviser
 from poptorch._ipu_model.parts import Advice
-from poptorch.options.freeze import freeze
+from poptorch.options.freeze_options import freeze
 
 
 class Size(NamedTuple):

@@ -13,7 +13,7 @@ from poptorch._ir.blocks import StagePass, label_of, pass_of
 from poptorch._ir.plan import Layout
 from poptorch._ir.slots import Kind
 from poptorch._place.place import find_homes
-from poptorch.options.freeze import freeze
+from poptorch.options.freeze_options import freeze
 
 
 def capture(

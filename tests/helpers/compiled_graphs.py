@@ -5,8 +5,8 @@ from collections.abc import Callable
 import torch
 
 from poptorch._capture.trace import fake_mode, fake_tensor, trace
+from poptorch._cpu.compiled_code import load
 from poptorch._cpu.compiler import compile_graph
-from poptorch._cpu.library import load
 from poptorch.backends.prepare import write_last
 from poptorch.backends.protocol import Code
 

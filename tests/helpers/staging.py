@@ -22,8 +22,8 @@ from poptorch._ir.slots import Kind
 from poptorch._lanes import one_by_one
 from poptorch.backends.reference import Reference
 from poptorch.backends.staged import ByStages, StagedExecutable
-from poptorch.optim.freeze import freeze as freeze_optimizer
-from poptorch.options.freeze import freeze
+from poptorch.optim.freeze_optimizer import freeze as freeze_optimizer
+from poptorch.options.freeze_options import freeze
 
 
 def sgd(model: nn.Module) -> torch.optim.Optimizer:

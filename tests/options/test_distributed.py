@@ -6,7 +6,7 @@ import torch
 import poptorch
 from poptorch._ir.spec import Spec
 from poptorch.options import Options
-from poptorch.options.freeze import freeze
+from poptorch.options.freeze_options import freeze
 
 
 @pytest.fixture

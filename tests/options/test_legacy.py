@@ -10,7 +10,7 @@ import poptorch
 from poptorch.autocasting import Policy
 from poptorch.enums import AnchorMode, OutputMode, ReductionType
 from poptorch.options import Options, ShardedExecution, overview
-from poptorch.options.freeze import prepare
+from poptorch.options.freeze_options import prepare
 from poptorch.options.legacy_call import WrapCall, read_call
 
 # Names of options.

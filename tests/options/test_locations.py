@@ -8,7 +8,7 @@ import pytest
 import poptorch
 from poptorch._ir.spec import Location, Locations
 from poptorch.options import Options, TensorLocationSettings
-from poptorch.options.freeze import freeze
+from poptorch.options.freeze_options import freeze
 
 
 @pytest.fixture

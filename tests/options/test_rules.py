@@ -13,7 +13,7 @@ import poptorch
 from poptorch._ir.spec import Spec
 from poptorch.enums import CommGroupType, ConnectionType, OutputMode
 from poptorch.options import Options, PipelinedExecution, Stage
-from poptorch.options.freeze import freeze, resolved_output
+from poptorch.options.freeze_options import freeze, resolved_output
 from poptorch.options.table import OF_FIELD, Value
 
 Setter = Callable[[Options, Any], object]

@@ -22,7 +22,7 @@ from poptorch.autocasting import Policy
 from poptorch.enums import CommGroupType, HalfFloatCastingBehavior, OutputMode
 from poptorch.options import Options, TensorLocationSettings, overview
 from poptorch.options.files import apply_calls, as_calls
-from poptorch.options.freeze import freeze, prepare
+from poptorch.options.freeze_options import freeze, prepare
 from poptorch.options.popart import KEYS
 from poptorch.options.table import IDLE, UNSET, Setting
 

@@ -16,7 +16,7 @@ from poptorch import (
 from poptorch._ir.spec import NamedStage, Placement, Strategy
 from poptorch.enums import AutoStage, Liveness
 from poptorch.options import Options
-from poptorch.options.freeze import freeze
+from poptorch.options.freeze_options import freeze
 
 Pipelined = type[PipelinedExecution]
 

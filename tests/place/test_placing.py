@@ -25,7 +25,7 @@ from poptorch import (
 from poptorch._ir.blocks import label_of, stage_passes
 from poptorch._ir.plan import Layout
 from poptorch._place.place import phase_number
-from poptorch.options.freeze import freeze
+from poptorch.options.freeze_options import freeze
 
 Step = tuple[str | None, int | None] | None
 """The block in which a layer begins, and the device of the block."""

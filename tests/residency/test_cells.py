@@ -14,7 +14,15 @@ from torch import nn
 
 from helpers.modes import MODES
 from poptorch._base.plainly import plainly
-from poptorch._residency import TABLE, Coherence, DeviceCopies, Event, Lock, Transfer, unwatched
+from poptorch._residency import (
+    TABLE,
+    Coherence,
+    CopyDirection,
+    DeviceCopies,
+    Event,
+    Lock,
+    unwatched,
+)
 
 PATHS = ("w",)
 EITHER = st.integers(0, 1)
@@ -49,7 +57,7 @@ class Machine(RuleBasedStateMachine):
             for _ in self.devices[at].due(event, PATHS):
                 row = TABLE[event, self.devices[at].state("w")]
                 ends = (self.host, self.values[at])
-                to, source = ends if row.transfer is Transfer.DOWN else ends[::-1]
+                to, source = ends if row.transfer is CopyDirection.DOWN else ends[::-1]
                 unwatched(torch.Tensor.copy_, to, source)
                 self.devices[at].moved(event, {"w": (self.host, self.values[at])})
 

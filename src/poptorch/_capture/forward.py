@@ -87,11 +87,11 @@ class Forward:
     leaves: Callable[[], dict[str, torch.Tensor]]  # present parameters and buffers, by path
     # The context for user code in the backward pass: hooks, and the methods of autograd Functions.
     in_backward: Callable[[], contextlib.AbstractContextManager[object]]
-    names: Names
+    names: TensorNames
     hosts: dict[int, torch.Tensor]  # returned tensors that it did not compute, by index
 
 
-class Names:
+class TensorNames:
     def __init__(self, module: nn.Module, scopes: bool) -> None:
         self._paths = {sub: path for path, sub in module.named_modules()} if scopes else {}
         self.tensors: dict[str, torch.Tensor] = {}
@@ -188,7 +188,7 @@ def run_forward(
     batch: Sequence[torch.Tensor],
     leaves: Mapping[str, torch.Tensor],
 ) -> Forward:
-    names, held = Names(request.module, request.module_scopes), context.held
+    names, held = TensorNames(request.module, request.module_scopes), context.held
     own = OwnDicts(request.module, request.users, request.tensors)
     for path, tied in request.tensors.items():
         held.add(tied.tensor, leaves[path])

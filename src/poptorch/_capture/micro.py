@@ -26,7 +26,7 @@ from . import marks, trace
 from .capture_context import CaptureContext
 from .draws import Draws, Unsettled
 from .failures import explained
-from .forward import GRADIENT, Forward, Names, Request, run_forward
+from .forward import GRADIENT, Forward, Request, TensorNames, run_forward
 from .host_draws import HostDraws
 from .inner_gradients import NeedsGradient
 from .kept import kept_of_changes, refuse_new_layers
@@ -200,7 +200,7 @@ class _Recording:
                 gradients.append(dense)
         return gradients
 
-    def _anchors(self, names: Names) -> list[torch.Tensor]:
+    def _anchors(self, names: TensorNames) -> list[torch.Tensor]:
         results = []
         for short, long in self.request.anchors:
             tensor = names.find(long)

@@ -43,10 +43,10 @@ def run(chosen: argparse.Namespace) -> int:
 
 
 def _calibrate() -> int:
-    from .._cpu import libraries
+    from .._cpu import product_libraries
 
-    print(f"Measuring matrix products on {libraries.Table().conditions}", flush=True)
-    for shape, found in libraries.calibrate().items():
+    print(f"Measuring matrix products on {product_libraries.Table().conditions}", flush=True)
+    for shape, found in product_libraries.calibrate().items():
         print(f"{shape!s:18} {found}")
     return 0
 

@@ -3,5 +3,5 @@
 from .cache import differences, flat_fields, store_of
 from .pipeline import Compiled, compile, with_stages, wrapped
 from .remainder import Remainder
-from .sizes import Earlier, for_one_size
+from .size_proof import Earlier, for_one_size
 from .tiers import code_of

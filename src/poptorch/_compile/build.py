@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 
 import torch
 
@@ -14,14 +13,14 @@ from .. import _place, _update
 from .._base.errors import Error
 from .._cost.links import Link
 from .._ir import slots
-from .._ir.bundle import BUCKET, Bundle, Member, in_chunks, laid_out
+from .._ir.bundle import Bundle
 from .._ir.graph import Graph, SlotFunction, compose, graph_module
 from .._ir.loops import Lanes, Loops
-from .._ir.program import Axis, Emit, Gather, Node, Program, Reduce, Repeat, Run, Scatter, Shard
+from .._ir.program import Axis, Emit, Gather, Node, Program, Repeat, Run, Shard
 from .._ir.slots import Kind, Slot
 from .._ir.spec import OptimSpec, Spec
 from .._update import Anchor
-from ..enums import ReductionType
+from .gradient_buckets import reduced, reduction, squares_reduced
 from .lower import lower, lower_update
 
 
@@ -57,14 +56,14 @@ def training_program(
     if runs > 1:
         graphs = made.separate()
         window = _window(Run("micro"), Axis.ACCUMULATION, loops.accumulation, loops, lanes)
-        reduce = _reduction(graphs["micro"], spec, shards)
-        body = (*window, *reduce, *_measuring(graphs, spec), Run("update"), *gather)
+        reduce = reduction(graphs["micro"], spec, shards)
+        body = (*window, *reduce, *squares_reduced(graphs, spec), Run("update"), *gather)
     elif loops.processes > 1:
         link = None if shards or not early or not spec.target.link else Link(*spec.target.link)
         parts = (link and _place.early(micro, loops.processes, link)) or (micro,)
         graphs = made.divided(parts)
-        exchanged = _reduced([graphs[name] for name in _MADE[: len(parts)]], spec, shards)
-        body = (*exchanged, *_measuring(graphs, spec), Run("update"), *gather)
+        exchanged = reduced([graphs[name] for name in _MADE[: len(parts)]], spec, shards)
+        body = (*exchanged, *squares_reduced(graphs, spec), Run("update"), *gather)
     else:
         graphs = made.fused()
         body = (Run("step"),)
@@ -168,60 +167,6 @@ def _window(
     if lanes is not None:
         return _repeat(Axis.CHUNKS, count // lanes.steps, (run,))
     return _repeat(axis, count, _repeat(Axis.REPLICAS, loops.replicas, (run,)))
-
-
-def _reduced(graphs: Sequence[Graph], spec: Spec, shards: Sequence[Shard]) -> Iterator[Node]:
-    """Yield runs that compute gradients, each with its reduction. Only the last one waits."""
-    in_flight = 0
-    for graph in graphs:
-        yield Run(graph.name)
-        for node in _reduction(graph, spec, shards, in_flight):
-            if isinstance(node, Reduce):
-                in_flight += len(node.buckets)
-                yield replace(node, waits=graph is graphs[-1])
-            else:
-                yield node
-
-
-def _measuring(graphs: Mapping[str, Graph], spec: Spec) -> tuple[Node, ...]:
-    """Return the reduction of squares of parts of weights, if the update needs whole sums."""
-    if "squares" not in graphs:
-        return ()
-    (slot,) = graphs["squares"].outputs
-    bucket = Bundle(slots.exchanged(-1, slot.numel, slot.dtype), (Member(slot, 0),))
-    return Run("squares"), Reduce("squares", "sum", spec.loops.processes, (bucket,))
-
-
-def _reduction(
-    graph: Graph, spec: Spec, shards: Sequence[Shard] = (), first: int = 0
-) -> tuple[Node, ...]:
-    processes = spec.loops.processes
-    written = [slot for slot in graph.outputs if slot.kind is Kind.ACCUM]
-    if processes == 1 or not written:
-        return ()
-    operation = "mean" if spec.reduction.type == ReductionType.Mean else "sum"
-    wholes = {m.slot.weight: shard for shard in shards for m in shard.whole.members}
-    pairs = dict.fromkeys(
-        (slot.of(wholes[slot.weight].whole.slot), slot.of(wholes[slot.weight].part))
-        for slot in written
-        if slot.weight in wholes
-    )
-    scatter = (Scatter(operation, processes, tuple(pairs)),) if pairs else ()
-    accums = [slot for slot in written if slot.weight not in wholes]
-    buckets = _buckets(accums, BUCKET * processes, first)
-    reduce = (Reduce(Kind.ACCUM, operation, processes, buckets),) if buckets else ()
-    return (*scatter, *reduce)
-
-
-def _buckets(accums: Sequence[Slot], most: int, first: int) -> tuple[Bundle, ...]:
-    dtypes = dict.fromkeys(slot.dtype for slot in accums)
-    of_types = [[slot for slot in accums if slot.dtype == dtype] for dtype in dtypes]
-    chunks = [chunk for same in of_types for chunk in in_chunks(same, most)]
-    buckets = []
-    for index, chunk in enumerate(chunks, first):
-        members, size = laid_out(chunk)
-        buckets.append(Bundle(slots.exchanged(index, size, chunk[0].dtype), members))
-    return tuple(buckets)
 
 
 def _repeat(axis: Axis, count: int, body: tuple[Node, ...]) -> tuple[Node, ...]:

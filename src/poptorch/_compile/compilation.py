@@ -12,10 +12,10 @@ from .._ir.plan import Layout, Plan, Staged
 from .._ir.program import Program
 from .._ir.spec import OptimSpec, Spec
 from .eager_check import EagerCheck
+from .joined_weights import FlatParameters
 from .lanes import Batched
 from .remainder import CheckOf, Remainder
-from .sizes import Earlier
-from .weights import FlatParameters
+from .size_proof import Earlier
 
 _NOT_YET: Any = None
 

@@ -13,8 +13,8 @@ from .. import _capture, _eager, _lanes
 from .._base import VERSION, log
 from .._base.errors import Error
 from .._base.resources import available_memory
+from .._cost.live_bytes import peak_bytes
 from .._cost.seconds import core_seconds
-from .._cost.sizes import peak_bytes
 from .._ir import graph_json
 from .._ir.closeness import Difference
 from .._ir.graph import Graph

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from .. import _capture, _lanes
 from .._base import log
 from .._base.resources import available_memory
+from .._cost.live_bytes import peak_bytes, value_bytes
 from .._cost.operations import rounds_of
 from .._cost.seconds import BYTES_PER_SECOND, core_seconds
-from .._cost.sizes import peak_bytes, value_bytes
 from .._ir import slots
 from .._ir.graph import Graph
 from .._ir.loops import Lanes

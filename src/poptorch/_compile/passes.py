@@ -22,14 +22,14 @@ from .._ir.program import Program
 from .._ir.slots import Kind
 from .._ir.spec import OptimSpec, Spec, Strategy
 from ..enums import OutputMode
-from . import build, lanes, sizes, staged, weights
+from . import build, joined_weights, lanes, size_proof, staged
 from .compilation import Compilation
 from .eager_check import EagerCheck
+from .joined_weights import FlatParameters
 from .lanes import Batched
 from .remainder import CheckOf, Remainder
 from .remainder import capture as capture_remainder
 from .verifying import graphs_in, verify_made
-from .weights import FlatParameters
 
 
 def capture(
@@ -46,17 +46,17 @@ def capture(
 
 
 def check_sizes(
-    micro: _capture.Micro, request: _capture.Request, earlier: sizes.Earlier | None
+    micro: _capture.Micro, request: _capture.Request, earlier: size_proof.Earlier | None
 ) -> None:
     """Check that symbolic sizes lead to the same operators as numbers."""
     if micro.conditions is not None:
-        sizes.prove(micro, request, earlier)
+        size_proof.prove(micro, request, earlier)
 
 
 def check_against_eager(
     micro: _capture.Micro,
     request: _capture.Request,
-    earlier: sizes.Earlier | None,
+    earlier: size_proof.Earlier | None,
     check: EagerCheck,
 ) -> _capture.Micro:
     """Compare the graph with eager PyTorch, on the first micro-batch of the call."""
@@ -66,7 +66,7 @@ def check_against_eager(
         check_sizes(made, request, earlier)
         return made
 
-    return check.micro_batch(micro, again, lambda each: sizes.at_hand(each, request))
+    return check.micro_batch(micro, again, lambda each: size_proof.at_hand(each, request))
 
 
 def put_side_by_side(
@@ -121,7 +121,7 @@ def shard(layout: Layout, spec: Spec, optim: OptimSpec | None, by_stages: bool) 
     """Let each of several processes keep a part of the optimizer's state, if the options say so."""
     if optim is None:
         return FlatParameters(layout.graph, None)
-    over, shards = weights.sharded(layout.graph, spec, optim, by_stages)
+    over, shards = joined_weights.sharded(layout.graph, spec, optim, by_stages)
     return FlatParameters(layout.graph, over, tuple(each.whole for each in shards), shards)
 
 
@@ -133,7 +133,7 @@ def bundle_weights(flat: FlatParameters, spec: Spec, by_stages: bool) -> FlatPar
     """Join small weights that are updated together in one storage."""
     if flat.optim is None or by_stages:  # on chips, they are stored separately
         return flat
-    graph, optim, small = weights.bundled(flat.graph, spec, flat.optim)
+    graph, optim, small = joined_weights.bundled(flat.graph, spec, flat.optim)
     return FlatParameters(graph, optim, (*flat.bundles, *small), flat.shards)
 
 

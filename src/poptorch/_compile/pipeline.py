@@ -21,11 +21,11 @@ from .._ir.plan import Plan
 from .._ir.slots import Kind
 from .._ir.spec import OptimSpec, Spec
 from .._ir.symbolic import Conditions
-from . import agreement, cache, passes, registry, sizes
+from . import agreement, cache, passes, registry, size_proof
 from .compilation import Compilation
 from .eager_check import EagerCheck
 from .remainder import Remainder
-from .sizes import Earlier
+from .size_proof import Earlier
 from .tiers import compile_plan, prepare
 
 
@@ -146,7 +146,7 @@ def with_stages(
     Stages of a plan for all sizes are those for the sizes of the request.
     """
     unchecked = EagerCheck.off(request)
-    one = sizes.micro_for_one_size(micro, request.batch)
+    one = size_proof.micro_for_one_size(micro, request.batch)
     compilation = Compilation(request, plan.spec, optim, True, unchecked, micro=one)
     if plan.program.lanes is None and one is micro:
         compilation = compilation.having("layout", plan.layout)

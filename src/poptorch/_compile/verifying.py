@@ -7,8 +7,8 @@ from .._ir import verify
 from .._ir.graph import Graph
 from .._ir.plan import Layout, Staged
 from .._ir.program import Program
+from .joined_weights import FlatParameters
 from .lanes import Batched
-from .weights import FlatParameters
 
 Made = _capture.Micro | Batched | Layout | FlatParameters | Program | Staged | None
 

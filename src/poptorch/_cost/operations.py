@@ -14,7 +14,7 @@ from typing import NamedTuple
 from torch import fx
 
 from .._ir.operators import aten, bodies, name_of
-from .sizes import tensors
+from .live_bytes import tensors
 
 
 class MatrixSizes(NamedTuple):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import fx
 
 from .._ir.operators import storage_root
+from .live_bytes import value_bytes
 from .operations import flops_of
-from .sizes import value_bytes
 
 FLOPS_PER_SECOND, BYTES_PER_SECOND = 100e9, 10e9
 """Operations per second of a core, and bytes per second that it reads from memory."""

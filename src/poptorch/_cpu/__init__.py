@@ -12,10 +12,11 @@ What happens to a graph
    ``digamma``, ``norms`` and ``products``. Their files say how much time they save in a step.
    ``corrections`` replaces operators for which torch has wrong code or none.
 4. Torch's compiler generates C++ code. ``writes`` puts updates of the state where they save memory,
-   and ``products`` calls the libraries that ``libraries`` has measured. ``shortcuts`` replaces
-   functions of torch that take long.
-5. The C++ compiler (``toolchain``) reads the few ``headers`` that the code needs, and ``library``
-   stores the result. ``joint_kernels`` builds the kernels of code that stays in Python.
+   and ``products`` calls the libraries that ``product_libraries`` has measured. ``shortcuts``
+   replaces functions of torch that take long.
+5. The C++ compiler (``toolchain``) reads the few ``headers`` that the code needs, and
+   ``compiled_code`` stores the result. ``joint_kernels`` builds the kernels of code that stays in
+   Python.
 
 What only saves time is left out in a second attempt if the first one fails. Names of torch that may
 disappear are rows of ``_base/private.toml``, which say what is lost without them.

@@ -22,10 +22,10 @@ from ..backends.driver import program_report
 from ..backends.prepare import without_writes
 from ..backends.process import keep_freed_memory
 from ..backends.protocol import Code, Compiled, Executable, Progress
+from .compiled_code import generator, load
 from .compiler import callable_from_cpp, compile_graph
-from .libraries import choices, said
-from .library import generator, load
 from .prepared import Preparing, copied_alone, prepared
+from .product_libraries import choices, said
 from .products import choosing
 from .toolchain import instructions, obstacle
 

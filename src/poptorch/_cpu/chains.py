@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .._base import private
-from .repeats import Part, PieceChain
+from .repeats import Argument, PieceChain
 
 _INCLUDE = re.compile(r"^#include .*$", re.MULTILINE)
 _PREFIX = re.compile(r"^(?=#include <torch/csrc/inductor/cpp_prefix.h>)", re.MULTILINE)
@@ -125,7 +125,7 @@ def _calling(chain: PieceChain) -> str:
     views: list[int] = []
     place: dict[Any, int] = {}
 
-    def taken(parts: Sequence[Part], call: int) -> list[int]:
+    def taken(parts: Sequence[Argument], call: int) -> list[int]:
         numbers = []
         for at, part in enumerate(parts):
             if part.view is not None and part.view not in place:

@@ -17,11 +17,11 @@ from .._ir.symbolic import NotSymbolic
 from ..backends.protocol import Code
 from . import chains, shortcuts
 from .attention import attention, attention_backward
+from .compiled_code import code_of, code_with, entry_of
 from .convolutions import Convolutions
 from .corrections import CORRECTIONS
 from .digamma import digamma
 from .kernels import Kernel, Kernels, decompositions
-from .library import code_of, code_with, entry_of
 from .lowering import fakes, lower
 from .norms import group_norm, group_norm_backward
 from .packing import CONVOLUTION, PRODUCT, is_packed, register

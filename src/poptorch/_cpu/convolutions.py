@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from .kernels import Kernel, Kernels
-from .libraries import LARGE_PRODUCT, LARGE_WEIGHT, SMALLEST
+from .product_libraries import LARGE_PRODUCT, LARGE_WEIGHT, SMALLEST
 from .windows import (
     LEAST_INNERMOST,
     Windows,

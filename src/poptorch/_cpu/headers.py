@@ -24,7 +24,7 @@ import torch
 
 from .._base import log
 from .._base.folders import is_own, of_the_user
-from .library import generator
+from .compiled_code import generator
 from .toolchain import has_vectors
 
 HERE = Path(torch.__file__).parent / "include"

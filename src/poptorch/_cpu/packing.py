@@ -21,10 +21,10 @@ from torch import fx
 from .._base import private
 from .._ir.operators import RESHAPES
 from .._ops import library
-from . import libraries
+from . import product_libraries
 from .convolutions import BatchLast, Convolutions, taps_first
 from .folding import call, is_float, operands
-from .libraries import LARGE_PRODUCT, ONEDNN, TURNED, Shape, class_of
+from .product_libraries import LARGE_PRODUCT, ONEDNN, TURNED, Shape, class_of
 
 aten = torch.ops.aten
 _FEWEST_ROWS = 2
@@ -177,7 +177,7 @@ class _Packing:
             if size >= _SMALLEST_WEIGHT or rows * size >= LARGE_PRODUCT:
                 large[node] = class_of((rows, inner, columns))
                 work[large[node]] += large[node].work
-        chosen = libraries.chosen(work, measures=True)
+        chosen = product_libraries.chosen(work, measures=True)
         for node, shape in large.items():
             if chosen[shape] == ONEDNN:
                 self._pack_product(node)

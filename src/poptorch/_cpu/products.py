@@ -16,8 +16,8 @@ from torch import fx
 from .._base import private
 from .._ops import library
 from .kernels import when
-from .libraries import LOOPS, ONEDNN, Matrix, Shape, by_rule, shape_of
 from .packing import linear
+from .product_libraries import LOOPS, ONEDNN, Matrix, Shape, by_rule, shape_of
 from .windows import stored
 
 aten = torch.ops.aten

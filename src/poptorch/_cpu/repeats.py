@@ -39,7 +39,7 @@ _PARTS = {aten.as_strided.default, aten.slice.Tensor, aten.select.int}
 
 
 @dataclass(frozen=True)
-class Part:
+class Argument:
     """A value, or a view of one: sizes, strides and offset; -1 means the beginning of the value."""
 
     slot: int
@@ -62,7 +62,7 @@ class Piece:
 @dataclass(frozen=True)
 class PieceCall:
     piece: int
-    inputs: tuple[Part, ...]
+    inputs: tuple[Argument, ...]
     outputs: tuple[int, ...]  # slots
 
 
@@ -72,7 +72,7 @@ class PieceChain:
 
     pieces: tuple[Piece, ...]
     calls: tuple[PieceCall, ...]
-    results: tuple[Part, ...]
+    results: tuple[Argument, ...]
     inputs: int
     slots: int
 
@@ -303,7 +303,7 @@ class _Cutter:
                     distinct.append(piece)
                 inputs = tuple(_part(node, slots) for node in each.inputs)
                 calls.append(PieceCall(number, inputs, tuple(slots[n] for n in results)))
-        returned = tuple(Part(slots[node]) for node in self.returned)
+        returned = tuple(Argument(slots[node]) for node in self.returned)
         return PieceChain(tuple(distinct), tuple(calls), returned, len(self.given), len(slots))
 
 
@@ -311,9 +311,9 @@ def _value(node: fx.Node) -> Any:
     return node.meta.get("val")
 
 
-def _part(node: fx.Node, slots: Mapping[fx.Node, int]) -> Part:
+def _part(node: fx.Node, slots: Mapping[fx.Node, int]) -> Argument:
     if node in slots:
-        return Part(slots[node])
+        return Argument(slots[node])
     value = _value(node)
     offset = value.storage_offset() if _is_part(node) else -1
-    return Part(slots[_base(node)], (tuple(value.shape), value.stride(), offset))
+    return Argument(slots[_base(node)], (tuple(value.shape), value.stride(), offset))

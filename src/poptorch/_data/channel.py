@@ -40,7 +40,7 @@ class Message(NamedTuple):
     text: str
 
 
-class Channel:
+class Connection:
     """One end of the connection. What was written to memory before a message is visible
     after it.
     """

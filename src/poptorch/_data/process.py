@@ -25,7 +25,7 @@ from .._base import log, trees
 from .._base.processes import is_running
 from ..enums import SharingStrategy
 from . import worker
-from .channel import Channel, MessageKind
+from .channel import Connection, MessageKind
 from .ring import aligned
 
 PATIENCE = 10.0  # seconds between the steps of ending a process: ask, interrupt, kill
@@ -52,7 +52,7 @@ class Process:
         context = multiprocessing.get_context(_METHODS[strategy])
         forks = strategy is SharingStrategy.Fork
         ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
-        self.channel = Channel(ours)
+        self.channel = Connection(ours)
         parsers = trees.registered() if forks else _picklable_parsers()
         load = Pickled((source, parsers), on_disk=strategy is SharingStrategy.FileSystem)
         self._process = context.Process(  # type: ignore[attr-defined]

@@ -25,7 +25,7 @@ from .._base import trees
 from .._base.errors import Error
 from .._base.processes import is_running
 from . import ring
-from .channel import Channel, MessageKind
+from .channel import Connection, MessageKind
 
 Contents = tuple[Any, dict[type, trees.Parser]]  # a data set, and the parsers for its elements
 
@@ -76,7 +76,7 @@ def main(
     # another server here, and each of them would import torch.
     multiprocessing.set_start_method(start_method, force=True)
     preload()
-    worker = _Worker(Channel(end), settings)
+    worker = _Worker(Connection(end), settings)
     # Nobody waits for this process, or somebody pressed Ctrl-C, which the consumer's process
     # reports.
     with contextlib.suppress(_Stop, KeyboardInterrupt, EOFError, ConnectionError):
@@ -117,7 +117,7 @@ def _exit_cleanly(number: int, frame: object) -> None:
 
 
 class _Worker:
-    def __init__(self, channel: Channel, settings: Settings) -> None:
+    def __init__(self, channel: Connection, settings: Settings) -> None:
         self._channel = channel
         self._settings = settings
         consumer = multiprocessing.parent_process()

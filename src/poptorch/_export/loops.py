@@ -28,7 +28,7 @@ class Made:
     is_random: bool = False
 
 
-class Step:
+class StepWriter:
     """Write the function ``step``.
 
     Args:

@@ -19,7 +19,7 @@ from .._ipu_model.profile import direction_of
 from .._ir.plan import Plan
 from .._ir.program import Program, families
 from .._ir.slots import Kind, Slot, type_text
-from .rows import Row, owner_of, rows_of, runs_of
+from .rows import PageRow, owner_of, rows_of, runs_of
 
 _DIRECTIONS = {"F": "forward", "B": "backward", "U": "update"}
 
@@ -32,13 +32,13 @@ class Module:
 
     path: str
     kind: str  # class name of the module
-    own: list[Row] = field(default_factory=list)
+    own: list[PageRow] = field(default_factory=list)
     inner: dict[str, Module] = field(default_factory=dict)
     weights: int = 0  # bytes of weights and buffers
     cycles: float = 0.0  # estimated IPU cycles per call
 
     @property
-    def by_direction(self) -> Iterator[tuple[str, list[Row]]]:
+    def by_direction(self) -> Iterator[tuple[str, list[PageRow]]]:
         for name in _DIRECTIONS.values():
             if own := [each for each in self.own if each.direction == name]:
                 yield name, own
@@ -59,7 +59,7 @@ class Module:
             "cycles": sum(each.cycles for each in self.all()),
         }
 
-    def keys(self, of: Callable[[Row], Iterable[Slot]]) -> list[str]:
+    def keys(self, of: Callable[[PageRow], Iterable[Slot]]) -> list[str]:
         """Return the names of the state that the module's own operators read or write."""
         return list(
             dict.fromkeys(slot.key for own in self.own for slot in of(own) if slot.is_state)
@@ -97,7 +97,7 @@ def html(
     )  # fmt: skip
 
 
-def _modules(program: Program, rows: Sequence[Row], kinds: Mapping[str, str]) -> Module:
+def _modules(program: Program, rows: Sequence[PageRow], kinds: Mapping[str, str]) -> Module:
     root = Module("", kinds.get("", ""))
 
     def module(path: str) -> Module:
@@ -128,7 +128,7 @@ def _add_prices(root: Module, price: Estimate) -> dict[str, float]:
     return cycles
 
 
-def _lines(program: Program, rows: Sequence[Row]) -> Iterator[tuple[str, str, int | None]]:
+def _lines(program: Program, rows: Sequence[PageRow]) -> Iterator[tuple[str, str, int | None]]:
     """Yield the lines of the program as (indentation, text, number of the run's first operator)."""
     first = {each.graph: each.number for each in reversed(rows)}
     for line in str(program).splitlines():
@@ -138,12 +138,12 @@ def _lines(program: Program, rows: Sequence[Row]) -> Iterator[tuple[str, str, in
 
 
 def _parts(
-    program: Program, rows: Sequence[Row], cycles: Mapping[str, float]
-) -> Iterator[tuple[str, int, list[Row], float, str, str]]:
+    program: Program, rows: Sequence[PageRow], cycles: Mapping[str, float]
+) -> Iterator[tuple[str, int, list[PageRow], float, str, str]]:
     """Yield what each graph does in each direction, and which kinds of tensors it reads
     and writes.
     """
-    parts: dict[tuple[str, str], list[Row]] = defaultdict(list)
+    parts: dict[tuple[str, str], list[PageRow]] = defaultdict(list)
     for each in rows:
         parts[each.graph, each.direction].append(each)
     graphs, runs = Counter(direction for _, direction in parts), runs_of(program.body)
@@ -175,7 +175,7 @@ def _copies(program: Program, inputs: Sequence[str]) -> Iterator[tuple[str, str,
 
 
 def _state(
-    program: Program, rows: Sequence[Row]
+    program: Program, rows: Sequence[PageRow]
 ) -> Iterator[tuple[Slot, int, str, list[int], list[int]]]:
     """Yield all state as (slot, bytes, bundle that contains it, readers, writers)."""
     read, written = defaultdict(list), defaultdict(list)

@@ -23,11 +23,11 @@ from ..backends.fused_steps import STEPS
 from ..backends.prepare import returned
 from . import helpers, quoting
 from .layout import laid_out
-from .loops import IN_STEP, VARIABLES, Made, Step
+from .loops import IN_STEP, VARIABLES, Made, StepWriter
 from .operators import HELPERS
 from .repeats import Body, folded, words
 from .simplify import LETTERS, MARK, entry, key_of, of_update, ordered, simplified, weight_key
-from .statements import DICTS, Constants, Names, Printer, Statement
+from .statements import DICTS, ListNames, Printer, Statement, ValueNames
 
 aten = torch.ops.aten
 
@@ -97,16 +97,16 @@ class _File:
                 ),
             )
         self._program, self._title = program, title
-        self._constants = Constants()
+        self._constants = ListNames()
         self._inner: list[list[str]] = []  # functions that the graphs' functions call
         self._named = Counter([*_DOES, *HELPERS])  # function names that are in use
-        names = Names((*DICTS, *VARIABLES.values(), *_DOES, *IN_STEP))
+        names = ValueNames((*DICTS, *VARIABLES.values(), *_DOES, *IN_STEP))
         self._inputs = [names.new(name) for name in inputs]
         self._results = self._result_names(names)
         self._is_random = any(graph.random for graph in program.graphs.values())
         self._made = {name: self._functions(graph) for name, graph in program.graphs.items()}
 
-    def _result_names(self, names: Names) -> dict[str, str]:
+    def _result_names(self, names: ValueNames) -> dict[str, str]:
         kinds = Counter(slot.kind for slot in self._program.emit.slots)
         named = {}
         for slot in self._program.emit.slots:
@@ -186,7 +186,7 @@ class _File:
         taken = {name for made in functions for name in made.takes}
         dicts = [each for each in DICTS if each in taken and each != "g"]
         state = [*dicts, *(["random"] if self._is_random else [])]
-        step = Step(self._program, self._made, self._results, self._inputs)
+        step = StepWriter(self._program, self._made, self._results, self._inputs)
         code = step.text(state, self._is_random)
         if "PER_REPLICA" in code:
             own = [slot for slot in self._program.state_slots().values() if slot.replicas > 1]

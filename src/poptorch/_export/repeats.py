@@ -15,7 +15,7 @@ from .._ir.repeats import Stretch, repetitions
 from .layout import laid_out
 from .quoting import identifier
 from .simplify import MARK
-from .statements import DICTS, Constants, Names, Statement, by_name, module_name
+from .statements import DICTS, ListNames, Statement, ValueNames, by_name, module_name
 
 # The minimum number of statements that a function, or a loop, must save.
 _FEWEST, _FEWEST_IN_LOOPS = 8, 3
@@ -192,13 +192,13 @@ class Body:
         self,
         items: Sequence[Statement | Fold],
         given: Sequence[str],
-        constants: Constants,
+        constants: ListNames,
         functions: list[list[str]],
         named: Counter[str],
     ) -> None:
         self._constants, self._functions, self._named = constants, functions, named
         taken = {n for item in items if isinstance(item, Statement) for n in item.assigned}
-        self._names = Names((*given, *taken))
+        self._names = ValueNames((*given, *taken))
         self._renamed: dict[str, str] = {}
         self._folds = [item for item in items if isinstance(item, Fold)]
         # for each name, (variable with a call's saved values, name inside the function)
@@ -275,7 +275,7 @@ class Body:
     def _inside(self, fold: Fold) -> dict[str, str]:
         """Return short names for those of the first run."""
         before = f"{module_name(fold.paths[0])}_"
-        names, short = Names(["at"]), dict[str, str]()
+        names, short = ValueNames(["at"]), dict[str, str]()
         for name in self._of_lists(fold, 0):
             short[name] = names.new(self._saved[name][1])
         chained = [at for at in fold.taken if len({each[at] for each in fold.names}) > 1

@@ -13,8 +13,8 @@ from typing import Any
 
 from torch import fx
 
+from .._cost.live_bytes import tensors, value_bytes
 from .._cost.operations import flops_of
-from .._cost.sizes import tensors, value_bytes
 from .._ir.blocks import label_of, line_of
 from .._ir.graph import PART, Graph
 from .._ir.operators import may_view, name_of
@@ -25,7 +25,7 @@ from .simplify import of_update
 
 
 @dataclass(frozen=True, eq=False)
-class Row:
+class PageRow:
     number: int
     code: str  # HTML
     types: str  # types of its results
@@ -39,8 +39,8 @@ class Row:
     writes: tuple[Slot, ...]
 
 
-def rows_of(program: Program, inputs: Sequence[str]) -> list[Row]:
-    found: list[Row] = []
+def rows_of(program: Program, inputs: Sequence[str]) -> list[PageRow]:
+    found: list[PageRow] = []
     runs = runs_of(program.body)
     for graph in program.graphs.values():
         found += _Rows(graph, program, inputs, len(found), runs[graph.name]).rows()
@@ -94,14 +94,14 @@ class _Rows:
                 members = whole[self._slots[node.args[0]].key]  # type: ignore[index]
                 yield node, next(each.slot for each in members if each.offset == offset)
 
-    def rows(self) -> Iterator[Row]:
+    def rows(self) -> Iterator[PageRow]:
         for node, number in self._numbers.items():
             given = [self._text(each) for each in node.args]
             named = ((name, each) for name, each in node.kwargs.items() if name not in NOISE)
             given += [f"{name}={self._text(each)}" for name, each in named]
             called = escape(name_of(node).removeprefix("aten."))
             types = [type_text(each.dtype, tuple(each.shape)) for each in tensors(node)]
-            yield Row(
+            yield PageRow(
                 number, f"{escape(node.name)} = {called}({', '.join(given)})", ", ".join(types),
                 0 if may_view(node) else value_bytes(node), flops_of(node) * self._runs,
                 self._graph.name, self._direction(node), self._module(node), line_of(node),

@@ -52,7 +52,7 @@ class Statement:
     late: bool = False  # belongs to the update
 
 
-class Names:
+class ValueNames:
     """Choose a unique name for each value of a function."""
 
     def __init__(self, taken: Iterable[str] = ()) -> None:
@@ -77,7 +77,7 @@ def module_name(path: str) -> str:
     return "_".join(parts[-2:] if parts[-1].isdigit() else parts[-1:])
 
 
-class Constants(dict[tuple[str, ...], str]):
+class ListNames(dict[tuple[str, ...], str]):
     """Choose names for lists of weights."""
 
     def __missing__(self, paths: tuple[str, ...]) -> str:
@@ -101,13 +101,13 @@ class Printer:
         known: Mapping[fx.Node, str],
         results: Mapping[fx.Node, str],
         late: Collection[fx.Node],
-        constants: Constants,
+        constants: ListNames,
     ) -> None:
         self._nodes, self._results, self._late = nodes, results, late
         self._constants = constants
         self._texts = dict(known)
         self._inside: dict[fx.Node, str] = {}  # expressions that are parts of other statements
-        self._names = Names([*known.values(), *results.values()])
+        self._names = ValueNames([*known.values(), *results.values()])
         self._place = {node: at for at, node in enumerate(nodes)}
         self._last = {
             self._module(node): node

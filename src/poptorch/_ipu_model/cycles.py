@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from torch import fx
 
-from .._cost.sizes import tensors
+from .._cost.live_bytes import tensors
 from .._ir.slots import Slot, narrowed
 from .._systems import ChipKind
 from .products import ChipModel, spread

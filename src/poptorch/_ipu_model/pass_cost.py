@@ -13,8 +13,8 @@ from functools import cached_property
 from torch import fx
 
 from .._base import source
+from .._cost.live_bytes import alive_bytes, tensors
 from .._cost.operations import flops_of, is_product, right_operand
-from .._cost.sizes import alive_bytes, tensors
 from .._ir.blocks import StagePass, label_of, line_of, pass_of
 from .._ir.graph import Graph
 from .._ir.operators import aten, is_mask, may_view, name_of

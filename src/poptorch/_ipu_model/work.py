@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from .._cost.live_bytes import tensors
 from .._cost.operations import (
     ADDING_PRODUCTS,
     MatrixSizes,
@@ -30,7 +31,6 @@ from .._cost.operations import (
     shape_of,
     weight_gradient_sizes,
 )
-from .._cost.sizes import tensors
 from .._ir.blocks import MEMORY, PARTIALS, label_of, marks
 from .._ir.operators import aten, bodies, draws, may_view, name_of
 from .element_cycles import cycles_per_element, is_known

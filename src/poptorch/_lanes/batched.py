@@ -23,7 +23,7 @@ from .._ir.symbolic import same_sizes
 from .._ops import exchanges
 from .._ops.traceable import lstm_layer, lstm_layer_backward
 from .promotion import computed
-from .recorder import ORDERS, Writes
+from .recorder import ORDERS, WritesInPlace
 
 aten = torch.ops.aten
 _batch_norm = aten._native_batch_norm_legit_functional.default
@@ -188,7 +188,7 @@ def vectorised(call: BatchedCall) -> Any:
 
     try:
         results = iter(_over_lanes(one, dims, [call.values[node] for node in nodes]))
-    except Writes as error:
+    except WritesInPlace as error:
         raise NotVectorisable(f"side by side, it would write to a tensor: {error}") from error
     except RuntimeError as error:  # torch's error for an operator that it cannot vectorise
         text = next(iter(str(error).splitlines()), type(error).__name__)
@@ -218,7 +218,7 @@ def _over_lanes(
             enable(False)
         try:
             return vectorising(*values)
-        except Writes:
+        except WritesInPlace:
             return torch.func.functionalize(vectorising, remove="mutations")(*values)
 
 

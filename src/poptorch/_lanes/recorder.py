@@ -23,7 +23,7 @@ _Order = Callable[..., tuple[int, ...]]
 _KINDS = (torch.Tensor, *SIZES)
 
 
-class Writes(Exception):  # noqa: N818 (the caller computes it without writes)
+class WritesInPlace(Exception):  # noqa: N818 (the caller computes it without writes)
     """An operator would write to a tensor, which is not allowed in a pure graph."""
 
 
@@ -86,7 +86,7 @@ class GraphRecorder:
         if self._pauses or not is_node:
             return func(*args, **kwargs)
         if func._schema.is_mutable:
-            raise Writes(str(func))
+            raise WritesInPlace(str(func))
         if func in ORDERS:
             return self._permuted(func, args)
         if func in _VIEWS:

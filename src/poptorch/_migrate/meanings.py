@@ -17,7 +17,7 @@ import torch
 import poptorch
 
 from ..options.overview import settings
-from ..options.table import IDLE, RESULTS, Row
+from ..options.table import IDLE, RESULTS, OptionRow
 
 CLASSES = {
     "loop": "become loops",
@@ -146,5 +146,5 @@ def _sort(full: str, name: str) -> str:
 
 
 @functools.cache
-def _options() -> dict[str, Row]:
+def _options() -> dict[str, OptionRow]:
     return {option: row for option, _, row in settings(poptorch.Options())}

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import torch
 from torch import fx
 
-from .._cost.sizes import value_bytes
+from .._cost.live_bytes import value_bytes
 from .._ir import slots
 from .._ir.blocks import Direction, StagePass, is_kept, pass_of, stage_passes
 from .._ir.graph import Graph, copy_node, graph_module, placeholder

@@ -23,7 +23,7 @@ from .._ipu_model.variants import LOCATIONS, PRECISIONS
 from .._session.reports import Captures
 from .._systems import parse, system_of
 from ..options import Options, TensorLocationSettings
-from ..options.freeze import freeze
+from ..options.freeze_options import freeze
 
 
 class Repricer:

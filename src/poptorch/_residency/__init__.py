@@ -5,9 +5,19 @@ event changes.
 from .access import NO_GRADIENTS, unwatched
 from .cells import Cell, Copy, DeviceCopies
 from .locks import Lock, locked
-from .table import TABLE, Coherence, Event, Row, Transfer
+from .table import TABLE, Coherence, CopyDirection, Event, Transition
 
 __all__ = [
-    "NO_GRADIENTS", "TABLE", "Cell", "Coherence", "Copy", "DeviceCopies", "Event", "Lock", "Row",
-    "Transfer", "locked", "unwatched",
-]  # fmt: skip
+    "NO_GRADIENTS",
+    "TABLE",
+    "Cell",
+    "Coherence",
+    "Copy",
+    "CopyDirection",
+    "DeviceCopies",
+    "Event",
+    "Lock",
+    "Transition",
+    "locked",
+    "unwatched",
+]

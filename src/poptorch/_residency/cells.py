@@ -19,7 +19,7 @@ from .._base.threads import RenewedLock
 from .._ir.program import Writes
 from .access import unwatch, unwatched, watch
 from .locks import Lock
-from .table import TABLE, Coherence, Event, Transfer
+from .table import TABLE, Coherence, CopyDirection, Event
 
 T = TypeVar("T")
 Region = tuple[int, int, int]  # storage, first byte, end
@@ -202,7 +202,7 @@ class DeviceCopies:
 
     def due(self, event: Event, paths: Iterable[str]) -> list[str]:
         """Return those of some tensors that an event transfers."""
-        return [p for p in paths if TABLE[event, self.state(p)].transfer is not Transfer.NONE]
+        return [p for p in paths if TABLE[event, self.state(p)].transfer is not CopyDirection.NONE]
 
     def moved(self, event: Event, pairs: Mapping[str, tuple[torch.Tensor, torch.Tensor]]) -> None:
         """Record that an event has transferred these tensors, given as pairs of both sides."""
@@ -226,7 +226,7 @@ class DeviceCopies:
         for path, (host, value) in pairs.items():
             row = TABLE[event, self.state(path)]
             self._put(path, host, value, row.state)
-            if row.transfer is Transfer.DOWN:
+            if row.transfer is CopyDirection.DOWN:
                 self._tell_others(self.copies[path])
         self._known = sum(copy.version or 0 for copy in self.copies.values())
 

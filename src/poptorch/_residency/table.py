@@ -30,37 +30,37 @@ class Event(enum.Enum):
     DETACH = "the device goes away: detachFromDevice, destroy"
 
 
-class Transfer(enum.Enum):
+class CopyDirection(enum.Enum):
     NONE = ""
     UP = "host to device"
     DOWN = "device to host"
 
 
-class Row(NamedTuple):
-    transfer: Transfer
+class Transition(NamedTuple):
+    transfer: CopyDirection
     state: Coherence
 
 
-def _table() -> dict[tuple[Event, Coherence], Row]:
-    none, up, down = Transfer.NONE, Transfer.UP, Transfer.DOWN
+def _table() -> dict[tuple[Event, Coherence], Transition]:
+    none, up, down = CopyDirection.NONE, CopyDirection.UP, CopyDirection.DOWN
     same, host_newer, device_newer, device_only, host_only = Coherence
-    table = {(event, state): Row(none, state) for event in Event for state in Coherence}
+    table = {(event, state): Transition(none, state) for event in Event for state in Coherence}
     for state in (host_newer, host_only):
-        table[Event.CALL, state] = Row(up, same)
-    table[Event.ATTACH, host_only] = Row(up, same)
+        table[Event.CALL, state] = Transition(up, same)
+    table[Event.ATTACH, host_only] = Transition(up, same)
     for state in (same, host_newer, device_newer, device_only):
-        table[Event.UPDATE, state] = Row(none, device_newer)
-        table[Event.COPY_TO_DEVICE, state] = Row(up, same)
-        table[Event.DETACH, state] = Row(none, host_only)
+        table[Event.UPDATE, state] = Transition(none, device_newer)
+        table[Event.COPY_TO_DEVICE, state] = Transition(up, same)
+        table[Event.DETACH, state] = Transition(none, host_only)
     for state in (same, device_only):
-        table[Event.COUNT, state] = Row(none, device_only)
-        table[Event.OTHER_TO_HOST, state] = Row(none, host_newer)
+        table[Event.COUNT, state] = Transition(none, device_only)
+        table[Event.OTHER_TO_HOST, state] = Transition(none, host_newer)
     for state in (same, device_newer, device_only):
-        table[Event.COPY_TO_HOST, state] = Row(down, same)
-    table[Event.READ, device_newer] = Row(down, same)
+        table[Event.COPY_TO_HOST, state] = Transition(down, same)
+    table[Event.READ, device_newer] = Transition(down, same)
     for state in (device_newer, device_only):
-        table[Event.DETACH, state] = Row(down, host_only)
+        table[Event.DETACH, state] = Transition(down, host_only)
     return table
 
 
-TABLE: Mapping[tuple[Event, Coherence], Row] = _table()
+TABLE: Mapping[tuple[Event, Coherence], Transition] = _table()

@@ -37,7 +37,7 @@ from .absent import check_unchanged, check_unread
 from .choices import COMMON, Choices, Results
 from .likeness import Signatures, Wholes
 from .origins import HYPER, NUMBER, WEIGHT, Identifier
-from .own_run import Inputs, Run
+from .own_run import StepRun, StepTensors
 from .python_functions import numbers_functions
 from .repeats import Repeats
 from .value_reads import Restart, ValueNeeded
@@ -246,7 +246,7 @@ class _Discovery:
         """``only``: the weights that have gradients; None for all."""
         inputs = self._inputs(first, self.params if only is None else only)
         read = self.known.read
-        run = Run(self.own, inputs, first, self._note, lambda at, key: read.add((at, key)))
+        run = StepRun(self.own, inputs, first, self._note, lambda at, key: read.add((at, key)))
         run.step()
         check_unchanged(self.origins, run.absent)
         self._check_owned(run)
@@ -327,8 +327,8 @@ class _Discovery:
                 return of_group(at)
         return ""
 
-    def _inputs(self, first: bool, trained: Collection[str]) -> Inputs:
-        inputs = Inputs(origins=self.origins, hosts=self.mode.hosts)
+    def _inputs(self, first: bool, trained: Collection[str]) -> StepTensors:
+        inputs = StepTensors(origins=self.origins, hosts=self.mode.hosts)
         enter = self.origins.enter
         for path, param in self.params.items():
             if path in trained:
@@ -390,7 +390,7 @@ class _Discovery:
 
     # Checks of the findings.
 
-    def _note_views(self, run: Run) -> None:
+    def _note_views(self, run: StepRun) -> None:
         """Record which tensors share memory after the step. A step relies on what the one before
         has left.
         """
@@ -405,7 +405,7 @@ class _Discovery:
         sharing = {place[0] for place in self.own.views}
         self.wholes.add(sharing | {view.root[0] for view in self.own.views.values()})
 
-    def _check_owned(self, run: Run) -> None:
+    def _check_owned(self, run: StepRun) -> None:
         """Record what a step changes in groups and in the optimizer itself."""
         found: set[Place] = set()
         for owner, values in run.owned():

@@ -42,7 +42,7 @@ from .values import is_number, unobserved
 
 
 @dataclass
-class Inputs:
+class StepTensors:
     """The tensors of one run, which may change them."""
 
     weights: dict[str, Tensor] = field(default_factory=dict)
@@ -159,13 +159,13 @@ class _Group(dict[Any, Any]):
             self._note(key)
 
 
-class Run:
+class StepRun:
     """One run of the step on given tensors."""
 
     def __init__(
         self,
         own: OwnStep,
-        inputs: Inputs,
+        inputs: StepTensors,
         first: bool,
         put: Callable[[str, str, Any], Any] | None = None,
         read: Callable[[int, str], None] | None = None,

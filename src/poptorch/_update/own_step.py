@@ -14,11 +14,11 @@ from .._ir.own_step import Kept, OwnStep, flat, leaves_of, of_group
 from .._ir.slots import Slot
 from .._ir.spec import OptimSpec
 from .absent import check_unchanged, check_unread
+from .algorithms import compute_dtype
 from .choices import COMMON, Choices, Results
 from .clipping import Anchor, clipped
-from .formulas import compute_dtype
 from .origins import HYPER, NUMBER, WEIGHT
-from .own_run import Inputs, Run
+from .own_run import StepRun, StepTensors
 from .python_functions import numbers_functions
 
 
@@ -99,7 +99,7 @@ class _Update:
         return found
 
     def _run(self, first: bool) -> Results:
-        run = Run(self.own, self._inputs(first), first)
+        run = StepRun(self.own, self._inputs(first), first)
         run.step()
         check_unchanged(self.origins, run.absent)
         results: Results = {COMMON: {}}
@@ -115,8 +115,8 @@ class _Update:
                     into[kept.key] = as_tensor.detach().reshape(kept.shape)
         return results
 
-    def _inputs(self, first: bool) -> Inputs:
-        inputs, enter = Inputs(origins=self.origins, hosts=self.mode.hosts), self.origins.enter
+    def _inputs(self, first: bool) -> StepTensors:
+        inputs, enter = StepTensors(origins=self.origins, hosts=self.mode.hosts), self.origins.enter
         for slot in self.weights:
             path, key = slot.path, self.gradients[slot.path].key
             weight = self.tensors[slot.key].clone()

@@ -15,8 +15,7 @@ from .._ir.slots import Slot
 from .._ir.spec import OptimSpec
 from .._ops.optimizer_steps import SQUARES, Scalar, Scalars, Tensors, scaled
 from .._ops.rounding import DROPPED_BITS, rounded
-from .clipping import Anchor, clip_factor, gradients_of, sums_of_squares
-from .formulas import (
+from .algorithms import (
     ALGORITHMS,
     Algorithm,
     Moment,
@@ -26,6 +25,7 @@ from .formulas import (
     kept_dtype,
     materialised,
 )
+from .clipping import Anchor, clip_factor, gradients_of, sums_of_squares
 from .own_step import lower_own
 
 _WORD = 2**32 - 1

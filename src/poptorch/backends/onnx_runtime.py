@@ -79,13 +79,13 @@ class OnnxRuntime:
     def build(self, graph: Graph) -> Code:
         """Export a graph and make a session, which shows which operators have no kernel."""
         self.warm()
-        model = Model(_exported(graph))
+        model = ExportedGraph(_exported(graph))
         model.session([torch.zeros(slot.shape, dtype=slot.dtype) for slot in graph.inputs])
         return Code(model, model.code)
 
     def load(self, code: bytes) -> Compiled:
         self.warm()
-        return Model(code)
+        return ExportedGraph(code)
 
     def assemble(self, plan: Plan, functions: Mapping[str, Compiled], seconds: float) -> Executable:
         return Sessions(plan, functions, program_report(self.name, plan.program, seconds))
@@ -149,7 +149,7 @@ def _without_advice() -> Iterator[None]:
         logger.setLevel(level)
 
 
-class Model:
+class ExportedGraph:
     """An exported graph. Sessions take constants and inputs from its arguments."""
 
     def __init__(self, code: bytes) -> None:
@@ -196,7 +196,7 @@ class Sessions(LoopExecutable):
         for name, graph in self._program.graphs.items():
             arguments = [state.read(s) if s.is_state else torch.empty(0) for s in graph.inputs]
             model = self._models[name]
-            assert isinstance(model, Model), "only this backend's functions come here"
+            assert isinstance(model, ExportedGraph), "only this backend's functions come here"
             self._functions[name] = model.session(arguments)
         return {}
 

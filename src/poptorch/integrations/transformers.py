@@ -15,7 +15,7 @@ from torch import nn
 import poptorch
 from poptorch._compile import registry
 from poptorch.dataloader import join
-from poptorch.options.freeze import freeze
+from poptorch.options.freeze_options import freeze
 from poptorch.poptorch_core import InvalidValue
 
 try:

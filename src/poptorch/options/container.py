@@ -172,7 +172,7 @@ class Container:
         other values, sorted.
         """
         rows = [value for row in table.rows_of(type(self)) for value in row.values]
-        own = [value for value in rows if not isinstance(value, table.Backend)]
+        own = [value for value in rows if not isinstance(value, table.PopartKey)]
         changed = {value.name: value.read(self) for value in own if value.changed(self)}
         for name in sorted(self._values.keys() - {value.name for value in own}):
             if show(self._values[name]) != show(self._declared.get(name, table.UNSET)):

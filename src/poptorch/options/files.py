@@ -17,7 +17,7 @@ from .. import enums
 from .._base.errors import InvalidAttribute, InvalidValue
 from . import locations, strategies
 from .overview import settings
-from .table import Backend, Private, Setting, Value, show
+from .table import PopartKey, Private, Setting, Value, show
 
 _PRIVATE_GROUPS = ("_Popart", "_popart")
 _MODULES = ("poptorch", "torch")
@@ -105,7 +105,7 @@ def as_calls(options: Any) -> str:
 
 
 def _setter(setting: Setting, value: Value) -> str:
-    if isinstance(value, Backend):
+    if isinstance(value, PopartKey):
         return "_Popart.set"
     if isinstance(value, Private):
         return setting.option
@@ -115,7 +115,7 @@ def _setter(setting: Setting, value: Value) -> str:
 
 def _call_text(setting: Setting, value: Value) -> str:
     stored, setter = value.read(setting.group), _setter(setting, value)
-    if isinstance(value, Backend):
+    if isinstance(value, PopartKey):
         return f"{setter}({value.name!r}, {_text(setting.group._popart.options[value.name])})"
     if isinstance(value, Private):
         takes = len(inspect.signature(getattr(setting.group, setting.row.option)).parameters)

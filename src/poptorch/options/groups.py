@@ -19,7 +19,7 @@ from .table import (
     OF_FIELD,
     RESULTS,
     RULES,
-    Backend,
+    PopartKey,
     Private,
     Value,
     deprecated_without_effect,
@@ -85,7 +85,7 @@ class _TrainingOptions(Container):
     @option(
         RESULTS,
         "automaticLossScalingSettings.enabled",
-        store=Backend,
+        store=PopartKey,
         field="reduction.automatic_loss_scaling",
     )
     def setAutomaticLossScaling(self, enabled: bool) -> Self:
@@ -98,7 +98,7 @@ class _TrainingOptions(Container):
     @option(
         HINT,
         "convolutionOptions",
-        store=Backend,
+        store=PopartKey,
         part="enableConvDithering",
         kind=bool,
         check=lambda enabled: {"enableConvDithering": enabled},
@@ -210,7 +210,7 @@ class _PrecisionOptions(Container):
     @option(
         RESULTS,
         "enableFloatingPointChecks",
-        store=Backend,
+        store=PopartKey,
         field="precision.floating_point_exceptions",
     )
     def enableFloatingPointExceptions(self, enabled: bool) -> Self:
@@ -228,15 +228,18 @@ class _PrecisionOptions(Container):
         """
 
     @option(
-        RESULTS, "enableStochasticRounding", store=Backend, field="precision.stochastic_rounding"
+        RESULTS,
+        "enableStochasticRounding",
+        store=PopartKey,
+        field="precision.stochastic_rounding",
     )
     def enableStochasticRounding(self, enabled: bool) -> Self:
         """Round float16 results up or down at random, so that their mean is unbiased."""
 
     @row(
         ESTIMATES,
-        Backend("partialsTypeMatMuls", decides="runtime.half_matmuls"),
-        Backend("convolutionOptions", part="partialsType", decides="runtime.half_convolutions"),
+        PopartKey("partialsTypeMatMuls", decides="runtime.half_matmuls"),
+        PopartKey("convolutionOptions", part="partialsType", decides="runtime.half_convolutions"),
     )
     def setPartialsType(self, dtype: torch.dtype) -> Self:
         """Choose the type in which products accumulate on an IPU; here it is always float32.

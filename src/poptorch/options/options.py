@@ -34,7 +34,7 @@ from .table import (
     OF_FIELD,
     RESULTS,
     RULES,
-    Backend,
+    PopartKey,
     Private,
     Value,
     deprecated,
@@ -420,14 +420,14 @@ class Options(Container):
     def setExecutionStrategy(self, strategy: _IExecutionStrategy) -> Self:
         """Choose how annotated blocks become stages."""
 
-    @option(HINT, "enableStableNorm", store=Backend)
+    @option(HINT, "enableStableNorm", store=PopartKey)
     def enableStableNorm(self, enabled: bool) -> Self:
         """Compute variances of normalisation layers in two passes, which is always done here."""
 
     @option(
         RESULTS,
         "syntheticDataMode",
-        store=Backend,
+        store=PopartKey,
         check=lambda enabled: 2 if is_on(enabled) else 0,
         field="target.synthetic_data",
         frozen=bool,
@@ -438,7 +438,7 @@ class Options(Container):
     @option(
         RESULTS,
         "updatableNamedBuffers",
-        store=Backend,
+        store=PopartKey,
         check=lambda buffers: _texts(buffers, "buffers"),
         field="updatable_buffers",
         frozen=tuple,
@@ -450,7 +450,7 @@ class Options(Container):
         LOGS,
         "instrumentWithHardwareCycleCounter",
         OF_FIELD,
-        store=Backend,
+        store=PopartKey,
         check=is_on,
         field="runtime.cycle_count",
     )
@@ -460,7 +460,7 @@ class Options(Container):
     @row(
         LOGS,
         *(
-            Backend("engineOptions", part=key, here=True, decides="runtime.report")
+            PopartKey("engineOptions", part=key, here=True, decides="runtime.report")
             for key in PROFILING_KEYS
         ),
     )
@@ -532,8 +532,8 @@ class Options(Container):
 
     @row(
         LOGS,
-        Backend("cachePath", decides="runtime.cache_dir", here=True),
-        Backend("enableEngineCaching", decides="runtime.cache_dir", here=True),
+        PopartKey("cachePath", decides="runtime.cache_dir", here=True),
+        PopartKey("enableEngineCaching", decides="runtime.cache_dir", here=True),
     )
     def enableExecutableCaching(self, path: str | os.PathLike[str] | None) -> Self:
         """Keep compiled programs in a directory and reuse them; None disables the cache."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from .._base import env, log
 from .popart import REPORT_KEYS, key_rows
-from .table import IDLE, MISSING, Backend, Effect, Setting, rows_of
+from .table import IDLE, MISSING, Effect, PopartKey, Setting, rows_of
 
 GROUPS = ("Training", "Precision", "Distributed", "TensorLocations", "Jit")
 _reported: set[str] = set()
@@ -25,7 +25,7 @@ def settings(options: Any) -> list[Setting]:
         value.name
         for setting in written
         for value in setting.row.values
-        if isinstance(value, Backend) and not value.part
+        if isinstance(value, PopartKey) and not value.part
     }
     return written + [Setting(row.option, options, row) for row in key_rows(covered)]
 

@@ -17,7 +17,18 @@ from .._base import log
 from .._base.errors import Error, InvalidValue
 from ..enums import MeanReductionStrategy, ReductionType
 from .container import Container
-from .table import HINT, MISSING, RESULTS, RULES, UNSET, Backend, Effect, Row, deprecated, expect
+from .table import (
+    HINT,
+    MISSING,
+    RESULTS,
+    RULES,
+    UNSET,
+    Effect,
+    OptionRow,
+    PopartKey,
+    deprecated,
+    expect,
+)
 
 INITIAL = {"instrumentWithHardwareCycleCounter": False, "rearrangeAnchorsOnHost": False}
 _TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
@@ -31,9 +42,9 @@ REPORT_KEYS = frozenset({*WANTS_REPORT, "autoReport.directory", "debug.allowOutO
 _HINT = "Accepted without effect: it configures a compiler that poptorch does not use."
 
 
-def _key_row(key: str, effect: Effect = HINT, sentence: str = _HINT, **more: Any) -> Row:
-    value = Backend(key, INITIAL.get(key, UNSET), **more)
-    return Row(f'_Popart.set("{key}")', effect, (value,), sentence)
+def _key_row(key: str, effect: Effect = HINT, sentence: str = _HINT, **more: Any) -> OptionRow:
+    value = PopartKey(key, INITIAL.get(key, UNSET), **more)
+    return OptionRow(f'_Popart.set("{key}")', effect, (value,), sentence)
 
 
 # Keys without a setter that have an effect, or a partial effect.
@@ -150,7 +161,7 @@ def mean_or_sum(kind: Any) -> ReductionType:
     return kind
 
 
-def key_rows(covered: set[str]) -> Iterator[Row]:
+def key_rows(covered: set[str]) -> Iterator[OptionRow]:
     read = {row.values[0].name: row for row in _READ}
     for key in sorted(set().union(*KEYS.values()) - covered):
         yield read.get(key) or _key_row(key)

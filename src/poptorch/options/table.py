@@ -169,7 +169,7 @@ class Private(Value):
 
 
 @dataclass(frozen=True)
-class Backend(Value):
+class PopartKey(Value):
     """A value under a key of ``_Popart``, where scripts may also set it themselves."""
 
     part: str = ""  # the entry of the key's dictionary that contains the value
@@ -192,7 +192,7 @@ class Backend(Value):
 
 
 @dataclass(frozen=True)
-class Row:
+class OptionRow:
     option: str
     effect: Effect
     values: tuple[Value, ...]
@@ -204,7 +204,7 @@ class Setting(NamedTuple):
 
     option: str
     group: Any
-    row: Row
+    row: OptionRow
 
     @property
     def changed(self) -> bool:
@@ -216,7 +216,7 @@ def row(effect: Effect, *values: Value) -> Callable[[Method], Method]:
 
     def record(method: Method) -> Method:
         sentence = (inspect.getdoc(method) or "").split("\n\n")[0].replace("\n", " ")
-        method._row = Row(method.__name__, effect, values, sentence)  # type: ignore[attr-defined]
+        method._row = OptionRow(method.__name__, effect, values, sentence)  # type: ignore[attr-defined]
         return method
 
     return record
@@ -259,11 +259,11 @@ def option(
     return write
 
 
-def rows_of(cls: type) -> Iterator[Row]:
+def rows_of(cls: type) -> Iterator[OptionRow]:
     """Yield the rows of a class, base classes first, in the order of their methods."""
     for base in reversed(cls.__mro__):
         for method in vars(base).values():
-            if isinstance(getattr(method, "_row", None), Row):
+            if isinstance(getattr(method, "_row", None), OptionRow):
                 yield method._row
 
 

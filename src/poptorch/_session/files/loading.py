@@ -18,7 +18,7 @@ from ..._base.errors import Error
 from ..._base.plainly import plainly, written_to
 from ...optim import KINDS
 from ...optim.arguments import LARGEST
-from ...optim.freeze import freeze
+from ...optim.freeze_optimizer import freeze
 from ..calls import Arguments
 from ..programs import check_saved, refuse_saved
 from ..random import Randomness

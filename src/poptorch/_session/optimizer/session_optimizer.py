@@ -25,7 +25,7 @@ from ..._ir.spec import OptimSpec, Spec
 from ..._residency import Lock
 from ..._update import discover
 from ...enums import ReductionType
-from ...optim.freeze import freeze, path_of
+from ...optim.freeze_optimizer import freeze, path_of
 from ...optim.joint import Joint, class_of, members_of
 from ...optim.names import from_ipu_param, from_ipu_state, state_keys, to_ipu_param, to_ipu_state
 from ...optim.replacement import AttributeWatch, check_replacement, needs_running_mean

@@ -17,7 +17,7 @@ import torch
 
 from ..._base import log
 from ..._residency import unwatched
-from ...optim.freeze import path_of
+from ...optim.freeze_optimizer import path_of
 from ...optim.optimizer import DeviceState
 from ..wrapping import announce_in
 

@@ -13,7 +13,7 @@ from ... import _capture
 from ..._base.errors import Error, InvalidValue
 from ..._residency import unwatched
 from ...enums import CommGroupType, VariableRetrievalMode
-from ...optim.freeze import address
+from ...optim.freeze_optimizer import address
 
 ShapeAndType = tuple[Sequence[int] | None, torch.dtype | None]
 

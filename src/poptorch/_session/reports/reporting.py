@@ -27,7 +27,7 @@ from ...backends import Stopwatch, timing
 from ...enums import OutputMode
 from ..calls import Moments
 from ..programs import Model, Specialization
-from .pricing import Captures
+from .captures import Captures
 
 _T = TypeVar("_T")
 

@@ -7,8 +7,8 @@ import torch
 
 import poptorch
 from helpers.wrapping import Calling, options
+from poptorch._cost.live_bytes import peak_bytes
 from poptorch._cost.seconds import core_seconds
-from poptorch._cost.sizes import peak_bytes
 from poptorch._ir.graph import Graph
 
 ROWS = torch.ones(4, 256)

@@ -12,8 +12,8 @@ import torch
 import poptorch
 from helpers.wrapping import Regression, normal, options, training
 from poptorch._compile import cache
-from poptorch._cpu import Inductor, libraries, toolchain
-from poptorch._cpu.libraries import BLAS, LOOPS, ONEDNN, Shape
+from poptorch._cpu import Inductor, product_libraries, toolchain
+from poptorch._cpu.product_libraries import BLAS, LOOPS, ONEDNN, Shape
 
 Sizes = tuple[int, int]
 
@@ -21,7 +21,7 @@ Sizes = tuple[int, int]
 @pytest.fixture(autouse=True)
 def _nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
     """This process has measured nothing."""
-    monkeypatch.setattr(libraries, "_known", {})
+    monkeypatch.setattr(product_libraries, "_known", {})
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def _nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_sizes_and_layouts_make_a_class(
     a: tuple[Sizes, Sizes], b: tuple[Sizes, Sizes], expected: str
 ) -> None:
-    assert str(libraries.shape_of(a, b)) == expected
+    assert str(product_libraries.shape_of(a, b)) == expected
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_sizes_and_layouts_make_a_class(
 def test_small_products_and_unusual_layouts_have_no_class(
     a: tuple[Sizes, Sizes], b: tuple[Sizes, Sizes]
 ) -> None:
-    assert libraries.shape_of(a, b) is None
+    assert product_libraries.shape_of(a, b) is None
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_small_products_and_unusual_layouts_have_no_class(
     ids=str,
 )
 def test_a_rule_decides_about_a_class_that_was_not_measured(shape: Shape, library: str) -> None:
-    assert libraries.by_rule(shape) == library
+    assert product_libraries.by_rule(shape) == library
 
 
 class Measured:
@@ -93,7 +93,7 @@ def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Measured:
     """No table on disk, and measures that need no time."""
     made = Measured()
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(libraries, "times_of", made.times_of)
+    monkeypatch.setattr(product_libraries, "times_of", made.times_of)
     return made
 
 
@@ -112,7 +112,7 @@ def test_each_class_of_a_program_is_measured_twice_and_then_stays(
     plan = trained().plan()
     measured.seconds[ONEDNN] = 1.2
     of_this_process = trained().plan()
-    monkeypatch.setattr(libraries, "_known", {})
+    monkeypatch.setattr(product_libraries, "_known", {})
     of_another_process = trained().plan()
 
     assert sorted(measured.asked) == ["256x64x512 tn"] * 2 + ["64x512x256 nt"] * 2
@@ -123,7 +123,7 @@ def test_each_class_of_a_program_is_measured_twice_and_then_stays(
 
 
 def chosen_on(work: dict[Shape, int]) -> dict[Shape, str]:
-    return libraries.chosen(Counter(work), True)
+    return product_libraries.chosen(Counter(work), True)
 
 
 def test_calibrating_measures_again_and_changes_the_key_of_compiled_code(
@@ -135,18 +135,20 @@ def test_calibrating_measures_again_and_changes_the_key_of_compiled_code(
     key = cache.key_of(graph, Inductor())
 
     measured.seconds[ONEDNN] = 1.2
-    told = libraries.calibrate()
+    told = product_libraries.calibrate()
 
     assert told[Shape(64, 512, 256, "nt")].startswith(f"{BLAS}; oneDNN takes 1.2")
     assert cache.key_of(graph, Inductor()) != key
-    assert libraries.said([graph])[0].startswith(f"matrix products computed by {BLAS}: [64, 512]")
+    assert product_libraries.said([graph])[0].startswith(
+        f"matrix products computed by {BLAS}: [64, 512]"
+    )
 
 
 @pytest.fixture
 def time_for_one_class(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     """A budget that the first class uses up, and shares of BLAS's time that libraries take."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(libraries, "SECONDS", 0.2)
+    monkeypatch.setattr(product_libraries, "SECONDS", 0.2)
 
     def taking(library: str, shares: list[float]) -> None:
         share = itertools.cycle(shares)
@@ -155,7 +157,7 @@ def time_for_one_class(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
             time.sleep(0.2)
             return {BLAS: 1.0, library: next(share)}
 
-        monkeypatch.setattr(libraries, "times_of", times_of)
+        monkeypatch.setattr(product_libraries, "times_of", times_of)
 
     return taking
 
@@ -218,13 +220,13 @@ def weights_read(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
 def test_few_rows_are_measured_with_weights_that_no_cache_of_a_core_holds(
     shape: Shape, weights_read: dict[int, int]
 ) -> None:
-    libraries.times_of(shape)
+    product_libraries.times_of(shape)
     assert sum(weights_read.values()) >= 16 << 20
 
 
 @pytest.mark.slow
 def test_many_rows_are_measured_with_one_weight(weights_read: dict[int, int]) -> None:
-    libraries.times_of(Shape(128, 512, 512, "nt"))
+    product_libraries.times_of(Shape(128, 512, 512, "nt"))
     assert len(weights_read) == 1
 
 
@@ -240,17 +242,17 @@ def test_many_rows_are_measured_with_one_weight(weights_read: dict[int, int]) ->
 def test_several_threads_are_measured_only_if_each_has_a_core(
     threads: int, cores: float, clock: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    in_turn, clocks = libraries._in_turn, []
+    in_turn, clocks = product_libraries._in_turn, []
 
     def watched(runs: Any, clock: Any) -> dict[str, float]:
         clocks.append(clock.__name__)
         return in_turn(runs, clock)
 
-    monkeypatch.setattr(libraries, "_cores", lambda runs: cores)
-    monkeypatch.setattr(libraries, "_in_turn", watched)
+    monkeypatch.setattr(product_libraries, "_cores", lambda runs: cores)
+    monkeypatch.setattr(product_libraries, "_in_turn", watched)
     torch.set_num_threads(threads)
 
-    times = libraries.times_of(Shape(64, 512, 256, "nt"))
+    times = product_libraries.times_of(Shape(64, 512, 256, "nt"))
 
     assert clocks == [clock]
     assert torch.get_num_threads() == threads
@@ -268,6 +270,6 @@ def test_each_processor_and_instruction_set_has_its_own_table(
         facts = {"model name": model, "flags": flags}
         monkeypatch.setattr(toolchain, "_facts", lambda facts=facts: facts)
         monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda c=capability: c)
-        tables.add(libraries.Table().conditions)
+        tables.add(product_libraries.Table().conditions)
 
     assert len(tables) == len(processors) * len(capabilities)

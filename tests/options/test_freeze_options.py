@@ -10,7 +10,7 @@ import pytest
 import poptorch
 from poptorch.enums import ConnectionType, OutputMode, ReductionType
 from poptorch.options import Options, PipelinedExecution, ShardedExecution
-from poptorch.options.freeze import engine_options, freeze, log_options, prepare
+from poptorch.options.freeze_options import engine_options, freeze, log_options, prepare
 
 # Anchors without a mode.
 
