@@ -22,15 +22,24 @@ def checking(backend: str = "reference", **counts: Any) -> poptorch.Options:
 
 
 CAUSES = {
-    "division by zero": [(lambda x, y: x / y, [1.0], [0.0]), (lambda x, y: x / 0, [1.0], [0.0]),
-                         (lambda x, y: (x * y).reciprocal(), [1.0], [0.0])],
-    "invalid operation": [(lambda x, y: x * y, [0.0], [INF]), (lambda x, y: x - y, [INF], [INF]),
-                          (lambda x, y: x.sqrt(), [-1.0], [0.0]),
-                          (lambda x, y: x.log(), [-1.0], [0.0])],
+    "division by zero": [
+        (lambda x, y: x / y, [1.0], [0.0]),
+        (lambda x, y: x / 0, [1.0], [0.0]),
+        (lambda x, y: (x * y).reciprocal(), [1.0], [0.0]),
+    ],
+    "invalid operation": [
+        (lambda x, y: x * y, [0.0], [INF]),
+        (lambda x, y: x - y, [INF], [INF]),
+        (lambda x, y: x.sqrt(), [-1.0], [0.0]),
+        (lambda x, y: x.log(), [-1.0], [0.0]),
+    ],
     "comparison with NaN": [(lambda x, y: x > y, [1.0], [NAN])],
-    "overflow": [(lambda x, y: x.exp(), [200.0], [0.0]), (lambda x, y: x.half(), [1e6], [0.0]),
-                 (lambda x, y: x * 3e38, [2.0], [0.0])],
-}  # fmt: skip
+    "overflow": [
+        (lambda x, y: x.exp(), [200.0], [0.0]),
+        (lambda x, y: x.half(), [1e6], [0.0]),
+        (lambda x, y: x * 3e38, [2.0], [0.0]),
+    ],
+}
 CASES = [(cause, *case) for cause, cases in CAUSES.items() for case in cases]
 
 
@@ -109,10 +118,24 @@ def test_operands_decide_whether_a_result_is_a_fault(
 
 
 FINITE = (
-    "relu", "softmax", "sigmoid", "tanh", "gelu", "silu", "softplus", "leaky_relu", "hardtanh",
-    "relu6", "logsigmoid", "mish", "hardswish", "softsign", "hardsigmoid", "log_softmax",
+    "relu",
+    "softmax",
+    "sigmoid",
+    "tanh",
+    "gelu",
+    "silu",
+    "softplus",
+    "leaky_relu",
+    "hardtanh",
+    "relu6",
+    "logsigmoid",
+    "mish",
+    "hardswish",
+    "softsign",
+    "hardsigmoid",
+    "log_softmax",
     "tanhshrink",
-)  # fmt: skip
+)
 
 
 @pytest.mark.spec("precision", 11)

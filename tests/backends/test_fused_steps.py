@@ -102,14 +102,22 @@ def is_taken(module: fx.GraphModule) -> bool:
 
 
 @pytest.mark.parametrize("variable", [True, False])
-@pytest.mark.parametrize("name, change", [
-    *itertools.product(
-        ("adam", "adamw"),
-        ({}, {"descent": 0.0, "shrink": 1.0}, {"first_share": 0.0}, {"second_share": 0.0},
-         {"eps": 0.0}),
-    ),
-    *itertools.product(("sgd",), ({}, {"descent": 0.0}, {"momentum": 0.0}, {"share": 0.0})),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name, change",
+    [
+        *itertools.product(
+            ("adam", "adamw"),
+            (
+                {},
+                {"descent": 0.0, "shrink": 1.0},
+                {"first_share": 0.0},
+                {"second_share": 0.0},
+                {"eps": 0.0},
+            ),
+        ),
+        *itertools.product(("sgd",), ({}, {"descent": 0.0}, {"momentum": 0.0}, {"share": 0.0})),
+    ],
+)
 def test_the_numbers_are_those_of_the_operators(name: str, change: Any, variable: bool) -> None:
     """Also where the kernel's own formula has a division by zero; to the last bit for SGD."""
     module, arguments = graph(name, variable, change, nothing)

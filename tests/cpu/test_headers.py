@@ -17,11 +17,35 @@ from poptorch._cpu.toolchain import has_vectors
 
 PREFIX = '#include "torch/csrc/inductor/cpp_prefix.h"\n'
 FUNCTIONS = (
-    torch.exp, torch.exp2, torch.expm1, torch.erf, torch.erfc, torch.sigmoid, torch.tanh,
-    torch.sin, torch.cos, torch.tan, torch.sinh, torch.cosh, torch.atan, torch.asinh, torch.floor,
-    torch.ceil, torch.round, torch.trunc, torch.frac, torch.sign, torch.abs, torch.neg, F.gelu,
-    F.silu, F.softplus, torch.logit, torch.isnan, torch.logical_not,
-)  # fmt: skip
+    torch.exp,
+    torch.exp2,
+    torch.expm1,
+    torch.erf,
+    torch.erfc,
+    torch.sigmoid,
+    torch.tanh,
+    torch.sin,
+    torch.cos,
+    torch.tan,
+    torch.sinh,
+    torch.cosh,
+    torch.atan,
+    torch.asinh,
+    torch.floor,
+    torch.ceil,
+    torch.round,
+    torch.trunc,
+    torch.frac,
+    torch.sign,
+    torch.abs,
+    torch.neg,
+    F.gelu,
+    F.silu,
+    F.softplus,
+    torch.logit,
+    torch.isnan,
+    torch.logical_not,
+)
 POSITIVE = (torch.log, torch.log1p, torch.log2, torch.log10, torch.sqrt, torch.rsqrt)
 
 

@@ -208,12 +208,27 @@ class Subject:
 
 
 ACTIONS = [
-    Subject.call, Subject.call, Subject.call, Subject.state_dict, Subject.optimizer_state,
-    Subject.read_held, Subject.edit, Subject.load_state_dict, Subject.copy_weights_to_device,
-    Subject.copy_weights_to_host, Subject.set_optimizer, Subject.change_mode, Subject.compile,
-    Subject.detach, Subject.attach_to_device, Subject.destroy, Subject.infer,
-    Subject.save_and_load, Subject.rebind, Subject.fork,
-]  # fmt: skip
+    Subject.call,
+    Subject.call,
+    Subject.call,
+    Subject.state_dict,
+    Subject.optimizer_state,
+    Subject.read_held,
+    Subject.edit,
+    Subject.load_state_dict,
+    Subject.copy_weights_to_device,
+    Subject.copy_weights_to_host,
+    Subject.set_optimizer,
+    Subject.change_mode,
+    Subject.compile,
+    Subject.detach,
+    Subject.attach_to_device,
+    Subject.destroy,
+    Subject.infer,
+    Subject.save_and_load,
+    Subject.rebind,
+    Subject.fork,
+]
 
 
 def values(model: torch.nn.Module) -> dict[str, torch.Tensor]:

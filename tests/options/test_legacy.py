@@ -41,33 +41,55 @@ POLICY = Policy([torch.mm], [], [], [])
 
 
 @pytest.mark.spec("options", 34)
-@pytest.mark.parametrize("use, expected", [
-    pytest.param(lambda o: o.anchorMode(AnchorMode.EveryN, anchor_return_period=2)
-                 .output_return_period, 2, id="anchorMode"),
-    pytest.param(lambda o: o.defaultAnchorMode(), True, id="defaultAnchorMode"),
-    pytest.param(lambda o: o.anchor_mode, OutputMode.Default, id="anchor_mode"),
-    pytest.param(period_by_the_old_name, 3, id="anchor_return_period"),
-    pytest.param(anchored, ["b", False, OutputMode.All, 1], id="anchorTensor(anchor_mode=)"),
-    pytest.param(lambda o: o.Popart is o._Popart, True, id="Popart"),
-    pytest.param(lambda o: o._Popart.Set("a", 1).options["a"], 1, id="_Popart.Set"),
-    pytest.param(lambda o: o._Popart.setPartialsType(torch.half).options["partialsTypeMatMuls"],
-                 "half", id="_Popart.setPartialsType"),
-    pytest.param(lambda o: o.GraphProcessing is o.Precision, True, id="GraphProcessing"),
-    pytest.param(strategy_without_pipelining, ShardedExecution, id="enablePipelining"),
-    pytest.param(lambda o: "engineOptions" in o.profile(True)._Popart.options, True, id="profile"),
-    pytest.param(reduction, ReductionType.Sum, id="accumulationReductionType"),
-    pytest.param(lambda o: o.Jit.traceModel(True) is o.Jit, True, id="traceModel"),
-    pytest.param(lambda o: o.Precision.runningStatisticsAlwaysFloat(True) is o.Precision, True,
-                 id="runningStatisticsAlwaysFloat"),
-    pytest.param(lambda o: o.Precision.runningVarianceAlwaysFloat(False) is o.Precision, True,
-                 id="runningVarianceAlwaysFloat"),
-    pytest.param(lambda o: o.Precision.autocastEnabled(True) is o.Precision, True,
-                 id="autocastEnabled"),
-    pytest.param(lambda o: o.Precision.halfFloatCasting("anything") is o.Precision, True,
-                 id="halfFloatCasting"),
-    pytest.param(lambda o: o.Precision.autocastPolicy(POLICY) is o.Precision, True,
-                 id="autocastPolicy"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "use, expected",
+    [
+        pytest.param(
+            lambda o: o.anchorMode(AnchorMode.EveryN, anchor_return_period=2).output_return_period,
+            2,
+            id="anchorMode",
+        ),
+        pytest.param(lambda o: o.defaultAnchorMode(), True, id="defaultAnchorMode"),
+        pytest.param(lambda o: o.anchor_mode, OutputMode.Default, id="anchor_mode"),
+        pytest.param(period_by_the_old_name, 3, id="anchor_return_period"),
+        pytest.param(anchored, ["b", False, OutputMode.All, 1], id="anchorTensor(anchor_mode=)"),
+        pytest.param(lambda o: o.Popart is o._Popart, True, id="Popart"),
+        pytest.param(lambda o: o._Popart.Set("a", 1).options["a"], 1, id="_Popart.Set"),
+        pytest.param(
+            lambda o: o._Popart.setPartialsType(torch.half).options["partialsTypeMatMuls"],
+            "half",
+            id="_Popart.setPartialsType",
+        ),
+        pytest.param(lambda o: o.GraphProcessing is o.Precision, True, id="GraphProcessing"),
+        pytest.param(strategy_without_pipelining, ShardedExecution, id="enablePipelining"),
+        pytest.param(
+            lambda o: "engineOptions" in o.profile(True)._Popart.options, True, id="profile"
+        ),
+        pytest.param(reduction, ReductionType.Sum, id="accumulationReductionType"),
+        pytest.param(lambda o: o.Jit.traceModel(True) is o.Jit, True, id="traceModel"),
+        pytest.param(
+            lambda o: o.Precision.runningStatisticsAlwaysFloat(True) is o.Precision,
+            True,
+            id="runningStatisticsAlwaysFloat",
+        ),
+        pytest.param(
+            lambda o: o.Precision.runningVarianceAlwaysFloat(False) is o.Precision,
+            True,
+            id="runningVarianceAlwaysFloat",
+        ),
+        pytest.param(
+            lambda o: o.Precision.autocastEnabled(True) is o.Precision, True, id="autocastEnabled"
+        ),
+        pytest.param(
+            lambda o: o.Precision.halfFloatCasting("anything") is o.Precision,
+            True,
+            id="halfFloatCasting",
+        ),
+        pytest.param(
+            lambda o: o.Precision.autocastPolicy(POLICY) is o.Precision, True, id="autocastPolicy"
+        ),
+    ],
+)
 def test_an_old_name_of_an_option_works_with_one_warning(
     use: Callable[[Options], Any], expected: Any, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -16,12 +16,25 @@ pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 # Operators that need what this library adds, and others; then modules, and layers from whose lists
 # of edges, of nodes, of groups something is gone.
 FEW = {
-    "ops": ["bernoulli", "chunk", "combinations", "corrcoef", "nn.functional.ctc_loss",
-            "nn.functional.embedding", "uniform", "unsafe_split", "cumsum", "index_add",
-            "masked_scatter", "nn.functional.batch_norm", "scatter_reduce.amax", "svd_lowrank"],
+    "ops": [
+        "bernoulli",
+        "chunk",
+        "combinations",
+        "corrcoef",
+        "nn.functional.ctc_loss",
+        "nn.functional.embedding",
+        "uniform",
+        "unsafe_split",
+        "cumsum",
+        "index_add",
+        "masked_scatter",
+        "nn.functional.batch_norm",
+        "scatter_reduce.amax",
+        "svd_lowrank",
+    ],
     "modules": ["nn.AdaptiveMaxPool2d", "nn.CTCLoss", "nn.GRU", "nn.MultiheadAttention"],
     "graphs": ["GATConv", "HeteroBatchNorm", "TopKPooling"],
-}  # fmt: skip
+}
 KNOWN = {"ops": known.OPERATORS, "modules": {}, "models": {}, "graphs": known.GRAPHS}
 PARTS = 12  # of all names
 

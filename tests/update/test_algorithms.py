@@ -299,11 +299,16 @@ def equals_one_batch(
 
 
 @pytest.mark.spec("optimizers", 21)
-@pytest.mark.parametrize("name, mode, lanes", [
-    *(("SGD combined", mode, 1) for mode in range(4)),  # adds gradients to its velocity
-    *(("Adam", mode, mode % 2) for mode in range(4)),  # clips; 0: side by side
-    ("SGD combined", 1, 0), ("RMSprop", 2, 0), ("LAMB", 3, 0),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name, mode, lanes",
+    [
+        *(("SGD combined", mode, 1) for mode in range(4)),  # adds gradients to its velocity
+        *(("Adam", mode, mode % 2) for mode in range(4)),  # clips; 0: side by side
+        ("SGD combined", 1, 0),
+        ("RMSprop", 2, 0),
+        ("LAMB", 3, 0),
+    ],
+)
 def test_eight_micro_batches_of_four_equal_one_of_32(name: str, mode: int, lanes: int) -> None:
     equals_one_batch(name, MODES[mode], options(accumulation=8).lanes(lanes))
 

@@ -66,10 +66,19 @@ def by_shape(p: torch.Tensor, group: dict[str, Any], state: dict[str, Any]) -> N
         p.sub_(p.grad.sign(), alpha=group["lr"])
 
 
-@pytest.mark.parametrize("function", [
-    every_third, ints_are_no_tensors, with_masks, with_bounds, data_is_replaced,
-    norms_that_are_kept, by_shape, with_numbers_that_have_to_be_those_of_python,
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "function",
+    [
+        every_third,
+        ints_are_no_tensors,
+        with_masks,
+        with_bounds,
+        data_is_replaced,
+        norms_that_are_kept,
+        by_shape,
+        with_numbers_that_have_to_be_those_of_python,
+    ],
+)
 def test_code_of_a_step_has_the_same_meaning_as_in_eager_torch(function: Any) -> None:
     pair = Pair(weird(function))
     pair.steps(7)

@@ -111,8 +111,10 @@ def test_a_number_in_a_condition_needs_another_program_when_it_changes() -> None
 
 def test_several_optimizers_of_a_class_each_step_their_groups() -> None:
     def both(model: Net) -> list[torch.optim.Optimizer]:
-        return [T.NAdam(model.first.parameters(), lr=0.01),
-                T.NAdam(model.last.parameters(), lr=0.02)]  # fmt: skip
+        return [
+            T.NAdam(model.first.parameters(), lr=0.01),
+            T.NAdam(model.last.parameters(), lr=0.02),
+        ]
 
     torch.manual_seed(0)
     model = Net()

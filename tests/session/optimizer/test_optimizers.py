@@ -455,15 +455,30 @@ def test_schedules_give_eagers_numbers_step_by_step(schedule: str) -> None:
 
 # What is changed before each of some pairs of steps, and how many programs that takes.
 CHANGES: list[tuple[Maker, str, list[dict[str, Any]], int]] = [
-    (MAKERS["plain"], "attached", [
-        {"weight_decay": 0.1}, {"momentum": 0.9}, {"momentum": 0.5, "weight_decay": 0.0},
-        {"dampening": 0.5}, {"momentum": 0.0}, {"momentum": 0.9, "dampening": 0.0},
-        {"nesterov": True}, {"nesterov": False}], 8),
-    (lambda p: torch.optim.SGD(p, lr=0.1, dampening=0.5), "other mode",
-     [{"momentum": 0.9}, {"dampening": 0.25}], 2),
+    (
+        MAKERS["plain"],
+        "attached",
+        [
+            {"weight_decay": 0.1},
+            {"momentum": 0.9},
+            {"momentum": 0.5, "weight_decay": 0.0},
+            {"dampening": 0.5},
+            {"momentum": 0.0},
+            {"momentum": 0.9, "dampening": 0.0},
+            {"nesterov": True},
+            {"nesterov": False},
+        ],
+        8,
+    ),
+    (
+        lambda p: torch.optim.SGD(p, lr=0.1, dampening=0.5),
+        "other mode",
+        [{"momentum": 0.9}, {"dampening": 0.25}],
+        2,
+    ),
     (MAKERS["Adam"], "detached", [{"weight_decay": 0.1}, {"betas": (0.5, 0.9), "eps": 1e-4}], 2),
     (MAKERS["RMSprop"], "attached", [{"momentum": 0.0}, {"momentum": 0.5}], 3),
-]  # fmt: skip
+]
 
 
 @pytest.mark.slow
