@@ -291,7 +291,8 @@ def held(of: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Ten
 
 
 @pytest.mark.parametrize(
-    "backend, accumulation", [("reference", 1), ("reference", 4), ("inductor", 1)]
+    "backend, accumulation",
+    [("reference", 1), ("reference", 4), pytest.param("inductor", 1, marks=pytest.mark.slow)],
 )
 def test_values_that_eager_refuses_are_refused_before_state_changes(
     backend: str, accumulation: int

@@ -1,8 +1,11 @@
 """Graphs of several micro-batches with symbolic sizes compute what the graph of one does."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
+from helpers.cases import every_pair
 from helpers.wrapping import normal
 from poptorch import _lanes
 from poptorch._capture import trace
@@ -55,10 +58,14 @@ FUNCTIONS = {
 }
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
-@pytest.mark.parametrize("lanes", [Lanes(2), Lanes(3, 2)], ids=str)
-def test_lanes_of_every_size_compute_the_same_as_one_micro_batch(name: str, lanes: Lanes) -> None:
-    one = captured(FUNCTIONS[name])
+LANES = {str(lanes): lanes for lanes in (Lanes(2), Lanes(3, 2))}
+
+
+@pytest.mark.parametrize("lanes, function", every_pair(LANES, FUNCTIONS))
+def test_lanes_of_every_size_compute_the_same_as_one_micro_batch(
+    lanes: Lanes, function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+) -> None:
+    one = captured(function)
     several, conditions = _lanes.for_all_sizes(one, lanes)
 
     for length in (2, 9, 67):

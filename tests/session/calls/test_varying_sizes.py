@@ -11,6 +11,7 @@ from torch import nn
 
 import poptorch
 from helpers import exported
+from helpers.cases import slow_but
 from helpers.wrapping import Having, compilations, infer, normal, options, runs_compiled
 from poptorch._compile.cache import key_of
 from poptorch._cpu import Inductor, compiler
@@ -336,8 +337,9 @@ SEVERAL = {
 }
 
 
-@pytest.mark.parametrize("counts", SEVERAL.values(), ids=SEVERAL)
-def test_training_with_several_micro_batches_serves_all_sizes(counts: dict[str, int]) -> None:
+@pytest.mark.parametrize("name", slow_but(SEVERAL, "accumulation, in chunks", "all"))
+def test_training_with_several_micro_batches_serves_all_sizes(name: str) -> None:
+    counts = SEVERAL[name]
     with compilations() as compiled:
         _, found, expected = train(Classifier(), (2, 5), (2, 9), (2, 12), (2, 3), **counts)
 
