@@ -492,7 +492,7 @@ def test_a_lost_process_is_named_after_the_process_with_the_store_has_ended(
     text = jobs.printed(tmp_path, 2)
     assert "of the job is lost" in text
     assert said in text
-    assert "process 2 was waiting for it to exchange second texts" in text
+    assert "process 2 was waiting to exchange second texts" in text
 
 
 @pytest.mark.parametrize("what", ["a member is killed", long("a member is stopped")])
@@ -502,7 +502,7 @@ def test_on_one_machine_every_lost_process_is_named(what: str, tmp_path: Path) -
     assert jobs.status(*reversed(processes)) == 1, jobs.printed(tmp_path, 2)
     text = jobs.printed(tmp_path, 2)
     assert "process 0 of 3: no sign of life for 3 s" in text
-    assert "process 2 was waiting for it to exchange second texts" in text
+    assert "process 2 was waiting to exchange second texts" in text
 
 
 @pytest.mark.parametrize("where", [{}, jobs.NETWORK])
