@@ -96,7 +96,8 @@ ROWS = (
     "gpt2-8",
 )  # fmt: skip
 SMALL = ("cnn-1", "mlp-64")
-BY_RUNTIME = "poptorch, onnxruntime"
+# The first one is what users get, the others are fixed with options.backend.
+BY_RUNTIME, COMPILED = "poptorch, onnxruntime", "poptorch, compiled"
 # Threads spin within a call, or never. The load of the machine decides which is faster.
 WAITING = {
     "ONNX Runtime": ("session.force_spinning_stop", "1"),
@@ -109,6 +110,16 @@ def ours(model: nn.Module, inputs: Inputs, backend: str = "optimise") -> Run:
     options = poptorch.Options().backend(backend).showCompilationProgressBar(False)
     wrapped = poptorch.inferenceModel(model, options)
     wrapped(*inputs)
+    return lambda: wrapped(*inputs)
+
+
+def fastest(model: nn.Module, inputs: Inputs) -> Run:
+    """Return our contestant after it has chosen between compiled code and ONNX Runtime."""
+    options = poptorch.Options().showCompilationProgressBar(False)
+    wrapped = poptorch.inferenceModel(model, options)
+    wrapped.compile(*inputs)
+    while not getattr(wrapped._executable, "decided", True):
+        wrapped(*inputs)
     return lambda: wrapped(*inputs)
 
 
@@ -178,7 +189,8 @@ def contestants(row: str, threads: int, folder: Path) -> dict[str, Run]:
         runs |= {title: each(path, inputs, threads) for title, each in wanted.items()}
     if "ONNX Runtime" in runs:
         runs[BY_RUNTIME] = ours(model, inputs, "onnxruntime")
-    runs["poptorch"] = ours(model, inputs)
+        runs[COMPILED] = ours(model, inputs)
+    runs["poptorch"] = fastest(model, inputs)
     expected = runs["eager"]()
     for run in runs.values():
         torch.testing.assert_close(torch.as_tensor(run()), expected, rtol=1e-3, atol=1e-4)
@@ -235,8 +247,13 @@ def main() -> None:
         print(f"{row:9s} {own * 1e3:8.3f} ms   {'  '.join(shown)}", flush=True)
         if chosen.out:
             chosen.out.write_text(json.dumps(found, indent=1))
-    ratios = [min(v for k, v in row.items() if k != "poptorch") / row["poptorch"]
-              for row in found.values()]  # fmt: skip
+    fastest_others = (
+        min(seconds for name, seconds in row.items() if not name.startswith("poptorch"))
+        for row in found.values()
+    )
+    ratios = [
+        other / row["poptorch"] for other, row in zip(fastest_others, found.values(), strict=True)
+    ]
     print(f"\n{document(found)}\nfastest other / ours: median {statistics.median(ratios):.2f}")
 
 

@@ -15,7 +15,7 @@ import poptorch
 from helpers.cases import long
 from helpers.patience import eventually
 from poptorch._base import folders
-from poptorch._compile import cache, tiers
+from poptorch._compile import cache, plan_code, tiers
 from poptorch._cpu import shortcuts, toolchain
 
 REFUSING = """
@@ -152,7 +152,7 @@ def test_one_warning_has_the_complaint_of_a_broken_compiler(broken: Broken) -> N
 @pytest.mark.compiling_fails
 @with_compilers(SOONER)
 def test_progress_says_how_long_compiling_takes_before_it_fails(broken: Broken) -> None:
-    begun = f"captured; compiling takes about {tiers.STARTING - tiers.SOONER:.0f} s"
+    begun = f"captured; compiling takes about {plan_code.STARTING - tiers.SOONER:.0f} s"
 
     assert begun in broken.shown
 

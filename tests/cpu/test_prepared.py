@@ -11,7 +11,7 @@ import poptorch
 from helpers.closeness import FUNCTION, near
 from helpers.folded import LONGEST_SUM, Mixed, compiled, same
 from helpers.wrapping import Having, normal, options, training
-from poptorch._cpu import convolutions, packing, product_libraries
+from poptorch._cpu import Inductor, convolutions, packing, product_libraries
 
 pytestmark = pytest.mark.slow
 
@@ -84,6 +84,18 @@ def test_statistics_that_are_written_and_never_read_are_written() -> None:
     mean = model[0](x[-3:]).mean(0)
     torch.testing.assert_close(model[1].running_mean, mean, **near(4 + FUNCTION))
     assert "when weights change" in executor.plan().describe()
+
+
+def test_the_same_model_always_has_the_same_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise its compiled code would not be found in the cache."""
+    monkeypatch.undo()
+    executor, x = compiled(Mixed().eval(), "reference"), normal(2, 3, 6, 5)
+    executor.compile(x)
+    plan = executor._session.now.compiled.plan
+
+    texts = {Inductor().prepared(plan).describe() for _ in range(30)}
+
+    assert len(texts) == 1
 
 
 def test_a_saved_program_prepares_the_weights_that_it_loads(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ import torch
 from filelock import FileLock
 
 from .._base import VERSION, archive, keyed, log, safe_files, trees
-from .._base.errors import one_line
+from .._base.errors import described, one_line
 from .._base.folders import of_the_process, of_the_user, trouble
 from .._ir import graph_json
 from .._ir.graph import Graph
@@ -28,7 +28,7 @@ from .._ir.slots import Kind, Slot
 from ..backends import Builder, Code, Compiled
 from ..backends.prepare import written
 
-SUFFIX, CODE_SUFFIX, CHECKED_SUFFIX = ".popef", ".code", ".checked"
+SUFFIX, CODE_SUFFIX, CHECKED_SUFFIX, CHOICE_SUFFIX = ".popef", ".code", ".checked", ".choice"
 NEAREST_OF = 50  # number of entries, the latest ones, with which a miss is compared
 _PART, _DIGEST, _FACTS = "code", "digest", "facts.json"
 _loaded: dict[str, Compiled] = {}  # a loaded library stays in the process anyway
@@ -174,10 +174,57 @@ class Store:
                 error,
             )
 
+    def choice(self, key: str) -> Choice | None:
+        """Return what was measured for a program, or None. Anybody may have written the file."""
+        try:
+            found = archive.from_json((self.folder / f"{key}{CHOICE_SUFFIX}").read_bytes())
+            ours, other, session = map(float, found["seconds"])
+            return Choice(ours, other, session, one_line(str(found["why"])))
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            if not isinstance(error, FileNotFoundError):
+                log.engine.debug("The choice of a runtime is made again: %s", described(error))
+            return None
+
+    def note_choice(self, key: str, choice: Choice) -> None:
+        content = {"seconds": [choice.ours, choice.other, choice.session], "why": choice.why}
+        try:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            safe_files.write_text(self.folder / f"{key}{CHOICE_SUFFIX}", json.dumps(content))
+        except OSError as error:  # the next process chooses again
+            warn("The choice of a runtime is not stored in %s: %s", self.folder, error)
+
     def note(self, facts: Facts) -> None:
         path = _entry_path(self.folder, facts)
         if not path.exists():
             self._write(path, {_FACTS: json.dumps(facts).encode()})
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The seconds of a call of compiled code and of another runtime, and of preparing the other
+    one; or why the other one is ruled out.
+    """
+
+    ours: float
+    other: float
+    session: float
+    why: str = ""
+
+    @property
+    def gain(self) -> float:
+        return self.ours - self.other
+
+    def pays(self, share: float) -> bool:
+        """Return whether the other one takes less than a share of the time of compiled code."""
+        return not self.why and self.other < share * self.ours
+
+    def __str__(self) -> str:
+        return f"{self.other * 1e3:.3g} ms a call, compiled code {self.ours * 1e3:.3g} ms"
+
+
+def choice_key(ours: Mapping[str, str], other: Mapping[str, str]) -> str:
+    """Return a key for the code of both runtimes, which depends on everything that matters."""
+    return _digest_of([dict(ours), dict(other)])
 
 
 def _own(key: str) -> str:
@@ -395,7 +442,8 @@ def trim(
             removed.append(path)
             path.unlink(missing_ok=True)
             path.with_suffix(".lock").unlink(missing_ok=True)
-    for path in folder.glob(f"*{CHECKED_SUFFIX}"):  # these need almost no space
+    notes = (path for end in (CHECKED_SUFFIX, CHOICE_SUFFIX) for path in folder.glob(f"*{end}"))
+    for path in notes:  # these need almost no space
         if keep_bytes == 0 or (newer_than is not None and path.lstat().st_mtime < newer_than):
             removed.append(path)
             path.unlink(missing_ok=True)

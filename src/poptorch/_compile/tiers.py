@@ -7,109 +7,34 @@ from __future__ import annotations
 import statistics
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 
-from .._base import interrupts, log, source, timing
+from .._base import interrupts, log, source
 from .._base.errors import described
 from .._base.resources import IDLE, Cores
 from .._ir.blocks import line_of
-from .._ir.graph import Graph
 from .._ir.plan import Plan, Report
 from .._ir.program import State
-from .._ir.symbolic import NotSymbolic, is_symbolic
-from .._ops.written_out import written_out
-from ..backends import Backend, Builder, Compiled, Executable, Progress
+from .._ir.symbolic import NotSymbolic
+from ..backends import Backend, Builder, Executable, Progress
 from ..backends.reference import Reference
-from . import helper, registry
-from .cache import Store, key_of, store_of
+from . import fastest, helper, registry
+from .cache import Store, store_of
 from .fallback import WithFallback, warn_of_failure
 from .helper import CompileJob
+from .plan_code import PlanCode, count_of
 
-# Estimated seconds of a compilation on the two cores of the reference machine when no other process
-# is running, plus a fixed cost per graph node (8 to 10.5 s for 115 to 175 nodes, 14 for 920, 28 for
-# 2050); and the factor while a run uses the machine, too. The other cores can take over half of the
-# work.
-STARTING, PER_NODE, BESIDE, SHARE = 8.0, 0.0095, 1.2, 0.5
+# The factor on the estimated seconds of a compilation while a run uses the machine, too. The other
+# cores can take over half of the work.
+BESIDE, SHARE = 1.2, 0.5
 SOONER = 2.5  # seconds less if the waiting process compiles, because no process must be started
 COMPARED = 10  # calls of the fast tier before its speed is reported
 LOOKING = 0.5  # seconds between two checks of the cache
 _NOT_COMPILED = "the compiler needs the numbers: {}"
 PATIENCE = 30.0  # seconds to wait for a free core, and between two log lines
-
-
-class PlanCode:
-    def __init__(self, plan: Plan, builder: Builder, store: Store) -> None:
-        self.plan, self.builder, self.store = builder.prepared(plan), builder, store
-        # Written out as they are compiled, so that cache keys contain the formulas. Graphs that run
-        # most often come first.
-        self.graphs = {name: written_out(g) for name, g in self.plan.program.graphs.items()}
-        keys = ((name, key_of(graph, builder)) for name, graph in self.graphs.items())
-        self.keys = {name: key for name, key in keys if key is not None}
-
-    @property
-    def is_symbolic(self) -> bool:
-        return any(map(is_symbolic, self.graphs.values()))
-
-    def tell(self, message: str, *args: object) -> None:
-        spec = self.plan.spec
-        log.progress(spec.runtime.shows_progress and not spec.process, message, *args)
-
-    def expected_seconds(self) -> float:
-        nodes = sum(len(graph.module.graph.nodes) for graph in self.graphs.values())
-        return STARTING + PER_NODE * nodes
-
-    def found(self) -> dict[str, Compiled]:
-        found = ((name, self.store.find(key, self.builder)) for name, key in self.keys.items())
-        return {name: function for name, function in found if function is not None}
-
-    def missing(self) -> dict[str, Graph]:
-        found = self.found()
-        return {key: self.graphs[name] for name, key in self.keys.items() if name not in found}
-
-    def mixed(self, found: Mapping[str, Compiled]) -> Executable:
-        graphs = self.plan.program.graphs.items()
-        others = {n: Reference().interpreted(g) for n, g in graphs if n not in found}
-        return self.builder.assemble(self.plan, {**others, **found}, 0.0)
-
-    def compile_concurrently(self, idle: int) -> None:
-        """Let other processes compile, and compile the first graph in this one while they import
-        the compiler.
-        """
-        missing = self.missing()
-        own = next(iter(missing), None)
-        waits = helper.is_there(self.builder.name, imported=True)
-        others = {key: graph for key, graph in missing.items() if waits or key != own}
-        if not others:
-            helper.end_kept()  # it would only slow down the C++ compiler
-            return
-        job = CompileJob(others, self.builder.name, self.store, idle + 1 if waits else idle)
-        try:
-            if own is not None and not waits:
-                self._build(own, missing[own])
-            with timing.named(_graphs(len(others))), timing.part("waiting for another process"):
-                job.wait()
-        finally:
-            job.end()
-
-    def _build(self, key: str | None, graph: Graph) -> Compiled:
-        if key is None:
-            return self.builder.build(graph).run
-        return self.store.function(key, graph, self.builder)
-
-    def compile(self, progress: Progress) -> Executable:
-        start, functions = time.perf_counter(), dict[str, Compiled]()
-        for done, (name, graph) in enumerate(self.graphs.items(), 1):
-            with timing.named(f"{name}, graph {done} of {len(self.graphs)}"):
-                functions[name] = self._build(self.keys.get(name), graph)
-            progress(done / len(self.graphs))
-        return self.builder.assemble(self.plan, functions, time.perf_counter() - start)
-
-
-def _graphs(count: int) -> str:
-    return f"{count} graph{'s' * (count > 1)}"
 
 
 def code_of(plan: Plan) -> dict[str, bytes]:
@@ -162,14 +87,16 @@ def compile_plan(
     can_be_kept = len(code.keys) == len(code.graphs)
     is_missing = not can_be_kept or bool(code.missing())
     if background and can_be_kept and is_missing:
-        return Tiered(reference.compile(plan, progress), code, idle)
+        tiered = Tiered(reference.compile(plan, progress), code, idle)
+        return fastest.considering(tiered, plan, code)
     if is_missing:
         code.tell("captured; compiling takes about %.0f s", code.expected_seconds() - SOONER)
     try:
         if is_missing and idle:
             code.compile_concurrently(idle)
         fast = code.compile(progress)
-        return WithFallback(fast, lambda: reference.compile(plan, lambda share: None), code.plan)
+        safe = WithFallback(fast, lambda: reference.compile(plan, lambda share: None), code.plan)
+        return fastest.considering(safe, plan, code)
     except Exception as error:  # after any error, the results of the reference backend are right
         if code.is_symbolic:
             raise NotSymbolic(_NOT_COMPILED.format(described(error))) from None
@@ -258,7 +185,7 @@ class Tiered:
                 done, all_of_them = len(self._job.outcomes), len(self._job.keys)
                 seconds = now - self._begun
                 text = "still compiling after %.0f s, %d of %s done; calls run interpreted"
-                self._tell(text, seconds, done, _graphs(all_of_them))
+                self._tell(text, seconds, done, count_of(all_of_them))
             news = self._job is not None and self._job.look()
             if news or (self._slow and now >= self._next_look):
                 self._next_look = now + LOOKING
@@ -283,7 +210,7 @@ class Tiered:
         name, store = self._code.builder.name, self._code.store
         self._job = CompileJob(missing, name, store, max(1, idle), is_nice=in_vain)
         self._begun = self._told = now
-        verb = f"{_graphs(len(missing))} compile{'s' * (len(missing) == 1)}"
+        verb = f"{count_of(len(missing))} compile{'s' * (len(missing) == 1)}"
         if in_vain:
             text = "no core is free; calls run interpreted while %s at low priority"
             self._tell(text, verb)

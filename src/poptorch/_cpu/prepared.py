@@ -87,10 +87,14 @@ def _hoisted(graph: Graph, fixed: set[fx.Node]) -> list[fx.Node]:
         if any(isinstance(n.target, Operator) and not may_view(n) for n in _below(node, weights))
         and weights & reachable([node], _inputs)
     }
-    ends = (_own(node) for node in computed if any(user not in fixed for user in node.users))
+    ends = {_own(node) for node in computed if any(user not in fixed for user in node.users)}
     chosen, left = set[fx.Node](), sum(map(_bytes, weights))
-    tensors = {end for end in ends if isinstance(end.meta.get("val"), torch.Tensor)}
-    for end in sorted(tensors & computed, key=_bytes):
+    tensors = [
+        node
+        for node in graph.operators
+        if node in ends and node in computed and isinstance(node.meta.get("val"), torch.Tensor)
+    ]
+    for end in sorted(tensors, key=_bytes):  # equal ones in the order of the graph
         left -= 0 if is_packing(end) else _bytes(end)
         if left >= 0 or is_packing(end):
             chosen.add(end)

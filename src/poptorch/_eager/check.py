@@ -15,7 +15,7 @@ from .._base.errors import described
 from .._capture import Micro, ModuleAttribute, PythonState, Request
 from .._ir import slots
 from .._ir.blocks import label_of, line_of
-from .._ir.closeness import Difference, coarsest, difference, movement
+from .._ir.closeness import Difference, coarsest, difference, movement, share_of
 from .._ir.graph import Graph
 from .._ir.slots import Kind, Slot
 from .._ops.effects import is_control_flow, is_effect
@@ -24,10 +24,6 @@ from .draws import Disagreement, EagerDraw, EagerDraws, counted, used
 from .parting import Found, Values, first_parting, sizes
 from .replay import replay
 
-# Results may differ by this number of rounding steps of the narrowest type, as a share of the
-# largest value, without a second check, which takes as long as the first. Types with fine rounding
-# may differ by the second number.
-_ROUNDINGS, _FINE_ROUNDINGS, _FINE = 4, 32, 1e-5
 _SHOWN = 4
 _TRIED = 16  # attributes that are tried one by one to find those that affect the results
 
@@ -201,8 +197,7 @@ class Check:
         values: Mapping[str, torch.Tensor],
         near: Mapping[str, torch.Tensor] | None,
     ) -> list[Difference]:
-        fine = min(_FINE_ROUNDINGS * self.rounding, _FINE)
-        share = max(_ROUNDINGS * self.rounding, fine)
+        share = share_of(self.rounding)
         differences = []
         for name, key, expected in self._pairs(eager, found):
             own = found.get(key, values.get(key))

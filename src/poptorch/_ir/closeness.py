@@ -14,6 +14,10 @@ import torch
 from .graph import Graph
 
 REACH = 30  # the effect of all rounding is at most this number of nudges
+# Results may differ by this number of rounding steps of the narrowest type, as a share of the
+# largest value, if the effect of a nudge is not known. Types with fine rounding may differ by the
+# second number.
+_ROUNDINGS, _FINE_ROUNDINGS, _FINE = 4, 32, 1e-5
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,11 @@ def coarsest(graph: Graph) -> float:
     values = (node.meta.get("val") for node in graph.module.graph.nodes)
     types = {v.dtype for v in values if isinstance(v, torch.Tensor) and _rounds(v.dtype)}
     return max((torch.finfo(each).eps for each in types), default=0.0)
+
+
+def share_of(rounding: float) -> float:
+    """Return the tolerance for a rounding step at 1, as a share of the largest value."""
+    return max(_ROUNDINGS * rounding, min(_FINE_ROUNDINGS * rounding, _FINE))
 
 
 def difference(

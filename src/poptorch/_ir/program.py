@@ -306,12 +306,19 @@ class State:
     bound: tuple[object, int | None, Any] | None = None
     copies: dict[str, torch.Tensor] = field(default_factory=dict)
     device: torch.device = field(default=torch.device("cpu"))
+    other: State | None = None  # to which a second executable of the same program is bound
 
     @property
     def tensors(self) -> dict[str, torch.Tensor]:
         """The same tensors, of which none is released now."""
         self.writes.restore()
         return self.values
+
+    def beside(self) -> State:
+        """Return the other state, which has the same tensors."""
+        if self.other is None:
+            self.other = State(self.values, writes=self.writes, device=self.device)
+        return self.other
 
     def write(self, key: str, value: torch.Tensor) -> None:
         self.values[key].copy_(value.detach())

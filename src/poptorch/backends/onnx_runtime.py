@@ -14,6 +14,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import version
+from typing import Any
 
 import torch
 
@@ -47,10 +48,9 @@ class OnnxRuntime:
     # For the cache of compiled graphs; see ``backends.Builder``.
 
     def warm(self) -> None:
-        import onnxruntime
         import onnxscript  # noqa: F401
 
-        onnxruntime.set_default_logger_severity(3)  # only errors, which are raised, too
+        _runtime()
 
     def prepared(self, plan: Plan) -> Plan:
         """Return the same plan. Refuse a plan that does more than evaluate a model."""
@@ -84,7 +84,7 @@ class OnnxRuntime:
         return Code(model, model.code)
 
     def load(self, code: bytes) -> Compiled:
-        self.warm()
+        _runtime()  # the exporter takes half a second, and is not needed
         return ExportedGraph(code)
 
     def assemble(self, plan: Plan, functions: Mapping[str, Compiled], seconds: float) -> Executable:
@@ -92,6 +92,12 @@ class OnnxRuntime:
 
     def conditions(self, graph: Graph) -> Mapping[str, str]:
         return {name: version(name) for name in _NEEDED}
+
+
+def _runtime() -> None:
+    import onnxruntime
+
+    onnxruntime.set_default_logger_severity(3)  # only errors, which are raised, too
 
 
 def _exported(graph: Graph) -> bytes:
@@ -176,10 +182,12 @@ class ExportedGraph:
         ]
         options.add_external_initializers([*self._constants], constants)
         session = onnxruntime.InferenceSession(self.code, options, ["CPUExecutionProvider"])
+        results = [each.name for each in session.get_outputs()]
+        inputs = self._inputs
 
         def run(arguments: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-            given = {name: arguments[at].detach().numpy() for name, at in self._inputs.items()}
-            return [torch.from_numpy(result) for result in session.run(None, given)]
+            given = {name: arguments[at].detach().numpy() for name, at in inputs.items()}
+            return [torch.from_numpy(result) for result in session.run(results, given)]
 
         return run
 
@@ -190,15 +198,47 @@ class Sessions(LoopExecutable):
         self._models = models
         self._prepares, self._threads = True, _OwnThreads()
 
+    def _bound(self, state: State) -> tuple[object, int | None, dict[str, Any]]:
+        """Bind sessions to a state, which alone holds them, so that they end with it."""
+        try:
+            return super()._bound(state)
+        finally:
+            self._functions = {}
+
     def _prepared(self, state: State) -> Mapping[str, torch.Tensor]:
         """Make sessions for the present weights."""
-        self._functions = {}  # release old sessions before new ones are made
+        functions = {}
         for name, graph in self._program.graphs.items():
             arguments = [state.read(s) if s.is_state else torch.empty(0) for s in graph.inputs]
             model = self._models[name]
             assert isinstance(model, ExportedGraph), "only this backend's functions come here"
-            self._functions[name] = model.session(arguments)
+            functions[name] = _with_strides(model.session(arguments), graph)
+        self._functions = functions
         return {}
+
+
+def _with_strides(run: Compiled, graph: Graph) -> Compiled:
+    """Return a function whose results have the strides of the graph's results.
+
+    Those of a session are contiguous, and zeros if the result is empty.
+    """
+    values = [node.meta.get("val") for node in graph.returned]
+    strided = {
+        at: value
+        for at, value in enumerate(values)
+        if isinstance(value, torch.Tensor) and not (value.is_contiguous() and value.numel())
+    }
+    if not strided:
+        return run
+
+    def run_strided(arguments: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        results = [*run(arguments)]
+        for at, value in strided.items():
+            made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
+            results[at] = made.copy_(results[at])
+        return results
+
+    return run_strided
 
 
 class _OwnThreads(Threads):

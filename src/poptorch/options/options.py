@@ -552,8 +552,10 @@ class Options(Container):
             name: ``"optimise"`` compiles first: the first call already runs compiled code.
                 ``"reference"`` always interprets operators one by one. ``"auto"`` follows
                 POPTORCH_BACKEND. If that is not set, the interpreter runs the first calls, and
-                compiled code takes over when it is ready. ``"onnxruntime"``, an extra, evaluates
-                models with ONNX Runtime. Other packages can register more backends.
+                compiled code takes over when it is ready. In inference, ONNX Runtime then takes
+                over if it is installed and faster; ``"optimise"`` keeps compiled code.
+                ``"onnxruntime"``, an extra, always evaluates models with ONNX Runtime. Other
+                packages can register more backends.
 
         Raises:
             poptorch.Error: there is no such backend.

@@ -101,9 +101,13 @@ class Specialization:
             request = dataclasses.replace(self.task.request, batch=self.inputs.slots())
             plan = _compile.with_stages(plan, compiled.micro, request, self.task.optim)
         report = compiled.executable.report()
-        if (plan.tier, plan.prepared) != (report.tier, report.prepared):
-            plan = dataclasses.replace(plan, tier=report.tier, prepared=report.prepared)
-            plan = dataclasses.replace(plan, libraries=report.libraries)
+        now: dict[str, Any] = {
+            "tier": report.tier,
+            "prepared": report.prepared,
+            "libraries": report.libraries,
+        }
+        if any(getattr(plan, name) != value for name, value in now.items()):
+            plan = dataclasses.replace(plan, **now)
         plan = dataclasses.replace(plan, sizes=self._sizes_text())
         self.compiled = dataclasses.replace(compiled, plan=plan)
         return plan
