@@ -24,7 +24,7 @@ from ._data import arrangement, notices
 from ._data.combining import Grouped, TensorBatches, indexable, join
 from ._data.consumer import Consumer
 from ._data.sharding import DataShard, InTurn, permutation, shard_range
-from ._data.worker import Settings
+from ._data.worker import LoaderSettings
 from ._ir.loops import Loops
 from .enums import DataLoaderMode, SharingStrategy
 from .options import Options
@@ -379,7 +379,7 @@ class AsynchronousDataAccessor:
             dataset = _accessible(dataset, rebatched_size)
         self._dataset = dataset
         self._rebatched_size = rebatched_size
-        settings = Settings(
+        settings = LoaderSettings(
             slots=buffer_size,
             pause=miss_sleep_time_in_ms / 1000,
             goes_on=load_indefinitely,

@@ -314,9 +314,9 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     helper.end_kept()
 
 
-def outcomes(process: helper.CompilerProcess, *keys: str) -> dict[str, helper.Outcome]:
+def outcomes(process: helper.CompilerProcess, *keys: str) -> dict[str, helper.JobOutcome]:
     process.ask(dict.fromkeys(keys), cache.Store(Path("nowhere")))
-    answers: dict[str, helper.Outcome] = {}
+    answers: dict[str, helper.JobOutcome] = {}
     while process.busy:
         select.select([process.socket], [], [])
         answers |= process.look()

@@ -24,7 +24,7 @@ from poptorch.options import Options, TensorLocationSettings, overview
 from poptorch.options.files import apply_calls, as_calls
 from poptorch.options.freeze_options import freeze, prepare
 from poptorch.options.popart import KEYS
-from poptorch.options.table import IDLE, UNSET, Setting
+from poptorch.options.table import IDLE, UNSET, OptionSetting
 
 OFF_CHIP = TensorLocationSettings().useOnChipStorage(False)
 LOCATED = ("Activation", "Weight", "Optimizer", "Accumulator")
@@ -105,12 +105,12 @@ ALL = overview.settings(Options())
 SETTERS = [setting for setting in ALL if not setting.option.startswith("_Popart")]
 
 
-def each(settings: list[Setting]) -> pytest.MarkDecorator:
+def each(settings: list[OptionSetting]) -> pytest.MarkDecorator:
     """A test of every one of these settings."""
     return pytest.mark.parametrize("setting", settings, ids=lambda setting: setting.option)
 
 
-def start(setting: Setting) -> Options:
+def start(setting: OptionSetting) -> Options:
     """Options in which this one can be set."""
     options = Options().replicationFactor(2)
     if setting.option == "Distributed.stageProcesses":  # a divisor of the number of processes
@@ -118,7 +118,7 @@ def start(setting: Setting) -> Options:
     return options
 
 
-def example(setting: Setting) -> tuple[Any, ...]:
+def example(setting: OptionSetting) -> tuple[Any, ...]:
     """Arguments of a setter that change the option."""
     if setting.option in ARGUMENTS:
         return ARGUMENTS[setting.option]
@@ -137,7 +137,7 @@ def example(setting: Setting) -> tuple[Any, ...]:
     return (default + 2,)
 
 
-def setter(options: Options, setting: Setting) -> Callable[..., Any]:
+def setter(options: Options, setting: OptionSetting) -> Callable[..., Any]:
     """The method of these options that sets this one."""
     target: Any = options
     for name in setting.option.split("."):
@@ -145,7 +145,7 @@ def setter(options: Options, setting: Setting) -> Callable[..., Any]:
     return target
 
 
-def change(options: Options, setting: Setting) -> Any:
+def change(options: Options, setting: OptionSetting) -> Any:
     """Set an option to something other than its default; return what the setter returns."""
     if not setting.option.startswith("_Popart"):
         return setter(options, setting)(*example(setting))
@@ -188,7 +188,7 @@ def specs(option: str) -> tuple[Spec, Spec]:
 
 @pytest.mark.spec("programs", 1)
 @each([setting for setting in ALL if setting.option != "anchorTensor"])
-def test_a_setter_returns_the_object_it_belongs_to(setting: Setting) -> None:
+def test_a_setter_returns_the_object_it_belongs_to(setting: OptionSetting) -> None:
     """``anchorTensor`` returns nothing, as in PopTorch."""
     options = start(setting)
     group, dot, _ = setting.option.partition(".")
@@ -199,7 +199,7 @@ def test_a_setter_returns_the_object_it_belongs_to(setting: Setting) -> None:
 
 
 @each(ALL)
-def test_an_option_that_was_set_is_listed_as_changed(setting: Setting) -> None:
+def test_an_option_that_was_set_is_listed_as_changed(setting: OptionSetting) -> None:
     settings = overview.settings(changed(setting.option))
 
     assert setting.option in {each.option for each in settings if each.changed}
@@ -228,7 +228,7 @@ def lines_of_two_wrappers(
 
 @each([setting for setting in ALL if setting.row.effect in IDLE])
 def test_an_option_without_effect_is_named_once(
-    setting: Setting, lines_of_two_wrappers: Callable[[Options], list[str]]
+    setting: OptionSetting, lines_of_two_wrappers: Callable[[Options], list[str]]
 ) -> None:
     options = changed(setting.option)
 
@@ -240,7 +240,7 @@ def test_an_option_without_effect_is_named_once(
 
 @each([setting for setting in ALL if setting.row.effect not in IDLE])
 def test_an_option_with_an_effect_is_not_named(
-    setting: Setting, lines_of_two_wrappers: Callable[[Options], list[str]]
+    setting: OptionSetting, lines_of_two_wrappers: Callable[[Options], list[str]]
 ) -> None:
     options = changed(setting.option)
 
@@ -250,7 +250,7 @@ def test_an_option_with_an_effect_is_not_named(
 
 @each([setting for setting in ALL if setting.row.effect not in IDLE])
 def test_an_option_with_an_effect_is_in_the_spec_unless_the_executor_reads_it(
-    setting: Setting,
+    setting: OptionSetting,
 ) -> None:
     before, after = specs(setting.option)
 
@@ -258,7 +258,9 @@ def test_an_option_with_an_effect_is_in_the_spec_unless_the_executor_reads_it(
 
 
 @each(ALL)
-def test_only_options_that_change_programs_are_in_the_key_of_the_cache(setting: Setting) -> None:
+def test_only_options_that_change_programs_are_in_the_key_of_the_cache(
+    setting: OptionSetting,
+) -> None:
     before, after = specs(setting.option)
     changes_no_program = (
         setting.row.effect in IDLE
@@ -270,14 +272,14 @@ def test_only_options_that_change_programs_are_in_the_key_of_the_cache(setting: 
 
 
 @each(ALL)
-def test_a_spec_has_the_same_hash_in_another_process(setting: Setting) -> None:
+def test_a_spec_has_the_same_hash_in_another_process(setting: OptionSetting) -> None:
     _, spec = specs(setting.option)
 
     assert hash(spec) == hash(pickle.loads(pickle.dumps(spec)))
 
 
 @each(ALL)
-def test_the_text_of_a_spec_has_no_address_of_memory(setting: Setting) -> None:
+def test_the_text_of_a_spec_has_no_address_of_memory(setting: OptionSetting) -> None:
     _, spec = specs(setting.option)
 
     assert " at 0x" not in repr(spec)
@@ -288,7 +290,7 @@ def test_the_text_of_a_spec_has_no_address_of_memory(setting: Setting) -> None:
 
 @pytest.mark.spec("options", 26)
 @each(ALL)
-def test_a_change_of_a_clone_does_not_change_the_original(setting: Setting) -> None:
+def test_a_change_of_a_clone_does_not_change_the_original(setting: OptionSetting) -> None:
     original = start(setting)
     before = shown(original)
 
@@ -299,7 +301,7 @@ def test_a_change_of_a_clone_does_not_change_the_original(setting: Setting) -> N
 
 @pytest.mark.spec("options", 38)
 @each(ALL)
-def test_copies_and_pickles_have_every_value(setting: Setting) -> None:
+def test_copies_and_pickles_have_every_value(setting: OptionSetting) -> None:
     options = changed(setting.option)
 
     copied = copy.copy(options)
@@ -310,7 +312,9 @@ def test_copies_and_pickles_have_every_value(setting: Setting) -> None:
 
 
 @each(ALL)
-def test_every_value_is_saved_with_a_model_but_those_of_this_machine(setting: Setting) -> None:
+def test_every_value_is_saved_with_a_model_but_those_of_this_machine(
+    setting: OptionSetting,
+) -> None:
     options = changed(setting.option)
     saved = Options()
 
@@ -321,7 +325,7 @@ def test_every_value_is_saved_with_a_model_but_those_of_this_machine(setting: Se
 
 @pytest.mark.spec("options", 1)
 @each(ALL)
-def test_a_clone_of_frozen_options_can_be_changed(setting: Setting) -> None:
+def test_a_clone_of_frozen_options_can_be_changed(setting: OptionSetting) -> None:
     frozen = start(setting)
     frozen._freeze()
     clone = frozen.clone()
@@ -334,7 +338,9 @@ def test_a_clone_of_frozen_options_can_be_changed(setting: Setting) -> None:
 @pytest.mark.spec("options", 1)
 @each(ALL)
 @pytest.mark.parametrize("again", [False, True], ids=["frozen", "frozen and pickled"])
-def test_frozen_options_refuse_changes_and_draw_nothing(setting: Setting, again: bool) -> None:
+def test_frozen_options_refuse_changes_and_draw_nothing(
+    setting: OptionSetting, again: bool
+) -> None:
     frozen = changed(setting.option).clone()
     frozen._freeze()
     if again:
@@ -352,7 +358,7 @@ def test_frozen_options_refuse_changes_and_draw_nothing(setting: Setting, again:
 # Wrong values.
 
 
-def refused_values(setting: Setting) -> list[Any]:
+def refused_values(setting: OptionSetting) -> list[Any]:
     """Values that are wrong for this option."""
     wrong = [torch.ones(2), 4.5, object()]
     if setting.option not in TAKES_TEXTS:
@@ -364,7 +370,7 @@ def refused_values(setting: Setting) -> list[Any]:
 
 @pytest.mark.spec("options", 5)
 @each([setting for setting in SETTERS if setting.option not in TAKES_ANYTHING])
-def test_wrong_values_are_refused_at_once_and_nothing_is_stored(setting: Setting) -> None:
+def test_wrong_values_are_refused_at_once_and_nothing_is_stored(setting: OptionSetting) -> None:
     options = start(setting)
     text = shown(options)
 

@@ -17,7 +17,7 @@ from .._base import private
 from .._base.threads import by_thread
 from .held import Held, overrides
 from .recorded import recorded
-from .replaced import Change, changed
+from .replaced import Replacement, changed
 
 On = Callable[[], contextlib.AbstractContextManager[None]]
 
@@ -60,7 +60,7 @@ def _only_here(stand_in: Callable[..., Any]) -> Callable[..., Any]:
     return chosen
 
 
-def _changes(held: Held) -> Iterator[Change]:
+def _changes(held: Held) -> Iterator[Replacement]:
     def given(usual: Callable[..., Any]) -> Callable[..., Any]:
         def call(own: Any, *args: Any, **named: Any) -> Any:
             return held.users(usual(own, *held.traced(args), **held.traced(named)))

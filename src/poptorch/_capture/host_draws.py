@@ -23,7 +23,7 @@ from torch import nn
 
 from .._base import log, source
 from .._base.threads import by_thread
-from .replaced import Change, changed
+from .replaced import Replacement, changed
 
 _DRAW = ("random", "getrandbits")  # all other methods of random.Random call these
 _SET = ("seed", "set_state")
@@ -71,7 +71,7 @@ class HostDraws:
                     self._lines.get(id(each.generator)) or each.where or "an unknown line",
                 )
 
-    def _changes(self) -> Iterator[Change]:
+    def _changes(self) -> Iterator[Replacement]:
         for name in (*_DRAW, "seed"):
             usual = getattr(random.Random, name)
             yield random.Random, name, by_thread(self._method(usual, name), usual)

@@ -27,8 +27,8 @@ from .._ops import autocast
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 _BATCH_NORM_FORWARD = nn.BatchNorm1d.forward  # used by all numbers of dimensions
 _HOLDERS = ("_parameters", "_buffers")
-Place = tuple[nn.Module, str, str]  # the module, "_parameters" or "_buffers", the name in it
-Change = tuple[Any, str, Any]  # an object or class, the attribute, its replacement
+TensorPlace = tuple[nn.Module, str, str]  # the module, "_parameters" or "_buffers", the name in it
+Replacement = tuple[Any, str, Any]  # an object or class, the attribute, its replacement
 _ABSENT = object()
 
 
@@ -36,7 +36,7 @@ _ABSENT = object()
 class ModelTensor:
     tensor: torch.Tensor
     is_parameter: bool
-    places: list[Place] = field(default_factory=list)
+    places: list[TensorPlace] = field(default_factory=list)
 
     @property
     def is_statistic(self) -> bool:
@@ -104,7 +104,7 @@ class OwnDicts:
                     mine = by_dict.setdefault(id(own), _Noting(own))
                     self._mine[owner, holder] = mine
 
-    def changes(self) -> Iterator[Change]:
+    def changes(self) -> Iterator[Replacement]:
         for (owner, holder), mine in self._mine.items():
             yield owner, holder, PerThread(owner.__dict__[holder], mine)
 
@@ -131,7 +131,7 @@ class OwnDicts:
                 found[path] = now
         return found
 
-    def _lost(self, path: str, place: Place, now: Any) -> Error:
+    def _lost(self, path: str, place: TensorPlace, now: Any) -> Error:
         owner, holder, name = place
         what = "parameter" if holder == "_parameters" else "buffer"
         verb = "removed from" if now is None else "reassigned within"
@@ -211,7 +211,7 @@ def replaced(
 
 
 @contextlib.contextmanager
-def changed(changes: list[Change]) -> Iterator[None]:
+def changed(changes: list[Replacement]) -> Iterator[None]:
     before = [(owner, name, vars(owner).get(name, _ABSENT)) for owner, name, _ in changes]
     try:
         for change in changes:
@@ -231,7 +231,7 @@ def _set(owner: Any, name: str, value: Any) -> None:
         kind.__setattr__(owner, name, value)
 
 
-def _methods(root: nn.Module) -> Iterator[Change]:
+def _methods(root: nn.Module) -> Iterator[Replacement]:
     ours: Callable[..., Any]
     for part in root.modules():
         if isinstance(part, nn.RNNBase) and "check_input" not in part.__dict__:

@@ -43,7 +43,7 @@ _CODE = (
     "from {module} import main; main({backend!r}, int(sys.argv[1]))"
 )
 STORED, HERE, FAILED = "stored", "here", "failed"
-Outcome = tuple[str, str]  # one of these results, and the reason
+JobOutcome = tuple[str, str]  # one of these results, and the reason
 
 
 class CompilerProcess:
@@ -101,7 +101,7 @@ class CompilerProcess:
     def alive(self) -> bool:
         return self.process.poll() is None
 
-    def look(self) -> dict[str, Outcome]:
+    def look(self) -> dict[str, JobOutcome]:
         """Return the answers since the last call, without waiting."""
         ended = False
         with contextlib.suppress(BlockingIOError):  # no more answers yet
@@ -113,7 +113,7 @@ class CompilerProcess:
                 self._text += received
                 ended = not received
         *lines, self._text = self._text.split(b"\n")
-        outcomes: dict[str, Outcome] = {}
+        outcomes: dict[str, JobOutcome] = {}
         for line in lines:
             outcomes |= {key: (outcome, why) for key, (outcome, why) in json.loads(line).items()}
             self.imported = True
@@ -212,7 +212,7 @@ class CompileJob:
         processes: int,
         is_nice: bool = False,
     ) -> None:
-        self.outcomes: dict[str, Outcome] = {}
+        self.outcomes: dict[str, JobOutcome] = {}
         self.processes: list[CompilerProcess] = []
         # The processes are given back when this object is deleted, or when the interpreter ends.
         self.end = weakref.finalize(self, give_back, self.processes)
@@ -275,11 +275,11 @@ def main(backend: str, handle: int) -> None:
             _answer(channel, {key: compiled(key, graph, builder, Store(Path(request["store"])))})
 
 
-def _answer(channel: socket.socket, outcomes: dict[str, Outcome]) -> None:
+def _answer(channel: socket.socket, outcomes: dict[str, JobOutcome]) -> None:
     channel.sendall(json.dumps(outcomes).encode() + b"\n")
 
 
-def compiled(key: str, graph: Any, builder: backends.Builder, store: Store) -> Outcome:
+def compiled(key: str, graph: Any, builder: backends.Builder, store: Store) -> JobOutcome:
     try:
         with timing.measured() as spent:
             code = store.build(key, decoded(graph), builder)

@@ -30,7 +30,7 @@ from .tiers import compile_plan, prepare
 
 
 @dataclass(frozen=True, eq=False)
-class Compiled:
+class CompiledModel:
     plan: Plan  # the program and its placement
     executable: backends.Executable  # made by the backend
     micro: _capture.Micro  # a single micro-batch, as it was captured
@@ -76,7 +76,7 @@ def compile(
     eager_optimizer: EagerOptimizer | None = None,
     remainder: Remainder | None = None,
     earlier: Earlier | None = None,
-) -> Compiled:
+) -> CompiledModel:
     verify.verify_spec(spec)
     backend = registry.choose(spec.target.backend)
     if spec.precision.floating_point_exceptions:
@@ -133,7 +133,7 @@ def compile(
     )
     if facts is not None:
         store.note(facts)
-    return Compiled(plan, executable, micro, compilation.batched.micro.conditions)
+    return CompiledModel(plan, executable, micro, compilation.batched.micro.conditions)
 
 
 @one_at_a_time()

@@ -39,7 +39,7 @@ from .toolchain import instructions, processor
 aten = torch.ops.aten
 
 Matrix = tuple[tuple[int, ...], tuple[int, ...]]  # sizes and strides
-Run = Callable[[], object]
+Trial = Callable[[], object]
 _HAS_MKL: bool = torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
 BLAS, ONEDNN = "MKL" if _HAS_MKL else "BLAS", "oneDNN"
 TURNED, LOOPS = f"{BLAS} with weights row by row", "loops"
@@ -280,7 +280,7 @@ def times_of(shape: Shape) -> dict[str, float]:
         return alone(_in_turn, runs, time.thread_time)
 
 
-def _runs(shape: Shape) -> Mapping[str, Run]:
+def _runs(shape: Shape) -> Mapping[str, Trial]:
     rows, inner, columns, lies = shape
     full = functools.partial(torch.full, fill_value=0.5, dtype=torch.float32, device="cpu")
     a = full((rows, inner)) if lies[0] == "n" else full((inner, rows)).t()
@@ -288,7 +288,7 @@ def _runs(shape: Shape) -> Mapping[str, Run]:
     weights = [b.clone() for _ in range(1 if rows >= _MANY_ROWS else 1 + _UNCACHED // b.nbytes)]
     result, linear = full((rows, columns)), private.linear_pointwise
 
-    def over(run: Callable[[torch.Tensor], object], operands: list[torch.Tensor]) -> Run:
+    def over(run: Callable[[torch.Tensor], object], operands: list[torch.Tensor]) -> Trial:
         return lambda: [run(each) for each in operands]
 
     def blas(weight: torch.Tensor) -> object:
@@ -309,7 +309,7 @@ def _runs(shape: Shape) -> Mapping[str, Run]:
     return {BLAS: over(blas, weights), **others}
 
 
-def _cores(runs: Mapping[str, Run]) -> float:
+def _cores(runs: Mapping[str, Trial]) -> float:
     """Return how many cores the slowest library uses; MKL uses one core for one row.
 
     Before that, let libraries prepare what they prepare once per shape.
@@ -323,7 +323,7 @@ def _cores(runs: Mapping[str, Run]) -> float:
     return max(cores)
 
 
-def _in_turn(runs: Mapping[str, Run], clock: Callable[[], float]) -> dict[str, float]:
+def _in_turn(runs: Mapping[str, Trial], clock: Callable[[], float]) -> dict[str, float]:
     times = dict.fromkeys(runs, float("inf"))
     begin, (fewest, most) = time.perf_counter(), ROUNDS
     for done in range(most):

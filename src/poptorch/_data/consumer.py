@@ -14,7 +14,7 @@ from ..enums import SharingStrategy
 from . import ring
 from .channel import ALL_ROWS, Message, MessageKind
 from .process import Process
-from .worker import Settings
+from .worker import LoaderSettings
 
 _CHECK_SECONDS = 0.2  # interval at which a killed worker is noticed
 _GUARD = 'put the training code under the guard: if __name__ == "__main__":'
@@ -28,7 +28,7 @@ _NEGLIGIBLE = 0.05  # share of waiting below which loading does not limit a run
 class Consumer:
     """Reads the elements of a data set that another process loads."""
 
-    def __init__(self, source: Any, strategy: SharingStrategy, settings: Settings) -> None:
+    def __init__(self, source: Any, strategy: SharingStrategy, settings: LoaderSettings) -> None:
         # iterations begun; elements taken in this one, including its end
         self.iteration = self.elements = 0
         self._first_asked = self._waited = 0.0  # seconds

@@ -45,7 +45,9 @@ _METHODS = {
 class Process:
     """A running worker and the channel to it. ``stop`` ends it completely."""
 
-    def __init__(self, source: Any, strategy: SharingStrategy, settings: worker.Settings) -> None:
+    def __init__(
+        self, source: Any, strategy: SharingStrategy, settings: worker.LoaderSettings
+    ) -> None:
         here = multiprocessing.current_process()
         if here.name == _NAME and getattr(here, "_inheriting", False):
             os._exit(_UNGUARDED)  # silently, because the process that started this one explains it

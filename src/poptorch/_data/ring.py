@@ -22,7 +22,7 @@ from .channel import ALL_ROWS
 
 ALIGNMENT = 64  # a cache line, and the widest vector load
 Tensors = Sequence[torch.Tensor]
-Spec = tuple[tuple[int, ...], torch.dtype]  # of one tensor of the elements
+TensorForm = tuple[tuple[int, ...], torch.dtype]  # of one tensor of the elements
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def aligned(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
-def create(form: Form, specs: Sequence[Spec], count: int) -> tuple[int, int, list[Tensors]]:
+def create(form: Form, specs: Sequence[TensorForm], count: int) -> tuple[int, int, list[Tensors]]:
     """Return the file of a new ring, the offset of the layout in it, and the slots."""
     layout = pickle.dumps((form, specs, count))
     end = count * sum(aligned(math.prod(shape) * dtype.itemsize) for shape, dtype in specs)
@@ -126,7 +126,7 @@ def attach(descriptor: int, end: int) -> tuple[Form, list[Tensors]]:
     return form, _slots(descriptor, specs, count)
 
 
-def _slots(descriptor: int, specs: Sequence[Spec], count: int) -> list[Tensors]:
+def _slots(descriptor: int, specs: Sequence[TensorForm], count: int) -> list[Tensors]:
     """Return views. The memory stays mapped as long as one of them, or a view of one, exists."""
     memory = torch.frombuffer(mmap.mmap(descriptor, 0), dtype=torch.uint8)
     slots: list[Tensors] = []

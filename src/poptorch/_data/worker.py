@@ -31,7 +31,7 @@ Contents = tuple[Any, dict[type, trees.Parser]]  # a data set, and the parsers f
 
 
 @dataclass(frozen=True)
-class Settings:
+class LoaderSettings:
     slots: int  # number of buffers in the ring
     pause: float  # seconds of the first sleep while the ring is full; 0 spins
     goes_on: bool  # start the next iteration of the data set immediately after the last one
@@ -59,7 +59,7 @@ def main(
     end: socket.socket,
     inherited: socket.socket | None,
     load: Callable[[], Contents],
-    settings: Settings,
+    settings: LoaderSettings,
     start_method: str | None,
 ) -> None:
     """Run the process until the consumer requests the end or is gone.
@@ -117,7 +117,7 @@ def _exit_cleanly(number: int, frame: object) -> None:
 
 
 class _Worker:
-    def __init__(self, channel: Connection, settings: Settings) -> None:
+    def __init__(self, channel: Connection, settings: LoaderSettings) -> None:
         self._channel = channel
         self._settings = settings
         consumer = multiprocessing.parent_process()

@@ -175,7 +175,7 @@ class PlacementTable(tuple[PlacedBlock, ...]):
         return "\n".join(lines)
 
 
-class Placement(NamedTuple):
+class AutoPlacement(NamedTuple):
     """The result of ``autoplace``."""
 
     model: nn.Module
@@ -191,7 +191,7 @@ def autoplace(
     optimizer: torch.optim.Optimizer | None = None,
     memory_per_ipu: int | None = None,
     system: str | None = None,
-) -> Placement:
+) -> AutoPlacement:
     """Divide a model over chips: annotate it with one ``BeginBlock`` per chip.
 
     Nothing runs. Blocks begin where modules begin. Every part fits its chip, the slowest chip is as
@@ -251,4 +251,4 @@ def autoplace(
         PlacedBlock(**vars(share) | {"begins": share.begins or "", "share": share.cycles / whole})
         for share in shares
     ]
-    return Placement(model, PlacementTable(rows))
+    return AutoPlacement(model, PlacementTable(rows))

@@ -29,7 +29,7 @@ from .calls import (
     Inputs,
     LastCall,
     Share,
-    Sizes,
+    VaryingSizes,
     check_results,
     is_shorter,
     join_results,
@@ -91,7 +91,7 @@ class Session:
         self._bound: BoundCall | None = None  # the last call
         self._usual: Inputs | None = None  # of the first program: shorter batches are cut as these
         self.settings, self._progress = settings, progress
-        self.sizes = Sizes()
+        self.sizes = VaryingSizes()
         # Whether sizes vary although no option allows several programs, and whether they just began
         # to, so that they are refused if one program cannot serve them all.
         self._varies, self._begins_to_vary = False, False

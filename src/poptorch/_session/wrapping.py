@@ -185,6 +185,7 @@ def _reads_gradients() -> bool:
 
 @functools.lru_cache
 def _loads_gradients(code: CodeType, line: int) -> bool:
+    # The code, and not its source: a line can have several lambdas, and a prompt has no file.
     steps = [
         (step, step.positions and step.positions.lineno) for step in dis.get_instructions(code)
     ]

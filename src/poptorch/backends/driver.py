@@ -31,7 +31,7 @@ from .protocol import Compiled, Failure
 from .rollback import Rollback
 
 _GRADIENTS, _SQUARES = "the gradients of an update", "the squares of an update"
-Mode = tuple[OutputMode, int]  # and the period of EveryN
+ResultMode = tuple[OutputMode, int]  # and the period of EveryN
 
 
 class Point(NamedTuple):
@@ -354,7 +354,9 @@ class Keys:
 class ResultModes:
     def __init__(self, program: Program) -> None:
         emit = program.emit
-        self.modes: Mapping[str, Mode] = {slot.key: emit.mode_of(slot.key) for slot in emit.slots}
+        self.modes: Mapping[str, ResultMode] = {
+            slot.key: emit.mode_of(slot.key) for slot in emit.slots
+        }
         self.of_lanes = {slot.key for slot in emit.slots if slot.lanes}
         self._loops = program.loops
         self._lanes = program.lanes
@@ -371,7 +373,7 @@ class ResultModes:
             for key, mode in self.modes.items()
         }
 
-    def _is(self, mode: Mode, step: int) -> bool:
+    def _is(self, mode: ResultMode, step: int) -> bool:
         if mode[0] is OutputMode.Final:
             return step == self._loops.steps - 1
         if mode[0] is OutputMode.EveryN:

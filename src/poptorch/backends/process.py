@@ -17,7 +17,7 @@ from .._base import env, interrupts, log
 
 P = ParamSpec("P")
 R = TypeVar("R")
-Numbers = Generator[tuple[int, int], list[float], None]
+Trials = Generator[tuple[int, int], list[float], None]
 
 # seconds of trying, and the minimum number of trials for each number of threads
 TRIAL, ROUNDS = 0.25, 2
@@ -81,7 +81,7 @@ class Threads:
             self.chosen, self._calls = self._numbers.send(self._seconds)
             self._seconds = []
 
-    def _found(self, user: int) -> Numbers:
+    def _found(self, user: int) -> Trials:
         """Yield a number of threads and of calls; the seconds of these calls are sent back."""
         yield user, 1  # the very first call fills caches, so its time is ignored
         while True:

@@ -44,7 +44,7 @@ _REFUSED = {
     "LBFGS": "it calls the model again within a step, until values on the host say that it is done",
     "SparseAdam": "its gradients are sparse, and those of a compiled program are dense",
 }
-Numbers = dict[Place, float]
+NumbersByPlace = dict[Place, float]
 
 
 def refuse(optimizer: torch.optim.Optimizer) -> None:
@@ -94,7 +94,7 @@ def own_step(optimizer: torch.optim.Optimizer, path_of: Callable[[Any], str | No
     """Return what is needed to trace the step of one or several optimizers."""
     groups: list[OwnGroup] = []
     optimizers: list[OwnOptimizer] = []
-    numbers: Numbers = {}
+    numbers: NumbersByPlace = {}
     places: dict[int, list[Place]] = {}  # by the identity of the tensor that is there
     tensors: dict[Place, torch.Tensor] = {}  # weights and their state
     for number, member in enumerate(members_of(optimizer)):
@@ -137,7 +137,7 @@ def _note_places(values: Mapping[str, Any], owner: str, places: dict[int, list[P
             places.setdefault(id(value), []).append((owner, name))
 
 
-def _values_of(group: Mapping[str, Any], owner: str, numbers: Numbers) -> dict[str, Any]:
+def _values_of(group: Mapping[str, Any], owner: str, numbers: NumbersByPlace) -> dict[str, Any]:
     values = {name: value for name, value in group.items() if name not in _NOT_READ}
     values |= {name: value for name, value in ALIKE.items() if name in values}
     return _leaves(values, owner, numbers, _is_rate)  # type: ignore[no-any-return]
@@ -160,7 +160,7 @@ def _is_rate(name: str) -> bool:
     return name == "lr"
 
 
-def _leaves(value: Any, owner: str, numbers: Numbers, whole: Callable[[str], Any]) -> Any:
+def _leaves(value: Any, owner: str, numbers: NumbersByPlace, whole: Callable[[str], Any]) -> Any:
     """Return nested values with leaves in place of tensors and numbers.
 
     ``whole`` says by name whether an integer also becomes a leaf.

@@ -17,7 +17,7 @@ from .. import enums
 from .._base.errors import InvalidAttribute, InvalidValue
 from . import locations, strategies
 from .overview import settings
-from .table import PopartKey, Private, Setting, Value, show
+from .table import OptionSetting, PopartKey, Private, Value, show
 
 _PRIVATE_GROUPS = ("_Popart", "_popart")
 _MODULES = ("poptorch", "torch")
@@ -104,7 +104,7 @@ def as_calls(options: Any) -> str:
     return "\n".join(lines)
 
 
-def _setter(setting: Setting, value: Value) -> str:
+def _setter(setting: OptionSetting, value: Value) -> str:
     if isinstance(value, PopartKey):
         return "_Popart.set"
     if isinstance(value, Private):
@@ -113,7 +113,7 @@ def _setter(setting: Setting, value: Value) -> str:
     return f"{prefix and prefix + '.'}createOrSet"
 
 
-def _call_text(setting: Setting, value: Value) -> str:
+def _call_text(setting: OptionSetting, value: Value) -> str:
     stored, setter = value.read(setting.group), _setter(setting, value)
     if isinstance(value, PopartKey):
         return f"{setter}({value.name!r}, {_text(setting.group._popart.options[value.name])})"

@@ -7,17 +7,17 @@ from typing import Any
 
 from .._base import env, log
 from .popart import REPORT_KEYS, key_rows
-from .table import IDLE, MISSING, Effect, PopartKey, Setting, rows_of
+from .table import IDLE, MISSING, Effect, OptionSetting, PopartKey, rows_of
 
 GROUPS = ("Training", "Precision", "Distributed", "TensorLocations", "Jit")
 _reported: set[str] = set()
 
 
-def settings(options: Any) -> list[Setting]:
+def settings(options: Any) -> list[OptionSetting]:
     """Return every option. The keys of ``_Popart`` without a setter come last."""
     groups = {"": options, **{f"{name}.": getattr(options, name) for name in GROUPS}}
     written = [
-        Setting(prefix + row.option, group, row)
+        OptionSetting(prefix + row.option, group, row)
         for prefix, group in groups.items()
         for row in rows_of(type(group))
     ]
@@ -27,10 +27,10 @@ def settings(options: Any) -> list[Setting]:
         for value in setting.row.values
         if isinstance(value, PopartKey) and not value.part
     }
-    return written + [Setting(row.option, options, row) for row in key_rows(covered)]
+    return written + [OptionSetting(row.option, options, row) for row in key_rows(covered)]
 
 
-def idle(options: Any) -> list[Setting]:
+def idle(options: Any) -> list[OptionSetting]:
     every = (each for each in settings(options) if each.row.effect in IDLE and each.changed)
     return sorted(every, key=lambda setting: setting.option)
 

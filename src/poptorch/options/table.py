@@ -199,7 +199,7 @@ class OptionRow:
     sentence: str
 
 
-class Setting(NamedTuple):
+class OptionSetting(NamedTuple):
     """The row of an option. ``option`` is its name after ``options.``."""
 
     option: str

@@ -12,7 +12,7 @@ from .short_batches import (
     unequal_share,
 )
 from .signature import Arguments, Bound, Signature
-from .varying_sizes import Sizes, shapes_of, why_fixed
+from .varying_sizes import VaryingSizes, shapes_of, why_fixed
 
 __all__ = [
     "Arguments",
@@ -25,7 +25,7 @@ __all__ = [
     "Outputs",
     "Share",
     "Signature",
-    "Sizes",
+    "VaryingSizes",
     "check_results",
     "is_shorter",
     "join_results",

@@ -3,7 +3,8 @@
 The first size of an input has its own program. With the second one, the dimensions that differ
 get symbols, and one program is compiled for all their sizes. It takes the place of the earlier one,
 so that results do not depend on which size came first. A size of 1 is broadcast, so it keeps its
-own program. Where sizes cannot be symbolic, each of them has its own program; ``Sizes`` knows why.
+own program. Where sizes cannot be symbolic, each of them has its own program;
+``VaryingSizes`` knows why.
 """
 
 from __future__ import annotations
@@ -16,19 +17,20 @@ from ... import backends
 from ..._ir.spec import Spec
 from ..._ir.symbolic import LEAST
 
-Place = tuple[int, int]  # an input, by number, and one of its dimensions
+Dimension = tuple[int, int]  # an input, by number, and one of its dimensions
 Shapes = Sequence[Sequence[int]]
 
 
-class Sizes:
+class VaryingSizes:
     """Which dimensions of inputs get symbols."""
 
     def __init__(self) -> None:
-        self.reasons: dict[frozenset[Place], str] = {}  # why dimensions cannot be symbolic together
+        # why dimensions cannot be symbolic together
+        self.reasons: dict[frozenset[Dimension], str] = {}
 
     def symbols(
-        self, spec: Spec, before: Shapes, known: Mapping[Place, str], now: Shapes
-    ) -> Mapping[Place, str]:
+        self, spec: Spec, before: Shapes, known: Mapping[Dimension, str], now: Shapes
+    ) -> Mapping[Dimension, str]:
         """Return a name for each dimension that is to be symbolic; none if none can be.
 
         Dimensions that were equal to each other before and now have one name.
@@ -45,7 +47,7 @@ class Sizes:
             return {}
         before, now = ([*map(loops.of_micro_batch, shapes)] for shapes in (before, now))
         names: dict[tuple[int, int, str], str] = {}
-        found: dict[Place, str] = {}
+        found: dict[Dimension, str] = {}
         for place, old, new in _dimensions(before, now):
             if old == new and place not in known:
                 continue
@@ -56,7 +58,7 @@ class Sizes:
         return found
 
 
-def _dimensions(before: Shapes, now: Shapes) -> list[tuple[Place, int, int]]:
+def _dimensions(before: Shapes, now: Shapes) -> list[tuple[Dimension, int, int]]:
     return [
         ((at, dim), old, new)
         for at, shapes in enumerate(zip(before, now, strict=True))

@@ -378,7 +378,7 @@ def _shape(value: Any) -> list[int]:
 
 _PROTOCOL = 4
 _PICKLED = (torch.Tensor, nn.Parameter)
-Reference = tuple[str, bool, bool]
+TensorReference = tuple[str, bool, bool]
 
 
 class _Pickler(pickle.Pickler):
@@ -387,7 +387,7 @@ class _Pickler(pickle.Pickler):
         self.tensors: dict[str, torch.Tensor] = {}
         self._names = {id(tensor): name for name, tensor in known.items()}
 
-    def persistent_id(self, obj: Any) -> Reference | None:
+    def persistent_id(self, obj: Any) -> TensorReference | None:
         if type(obj) not in _PICKLED:
             return None
         if id(obj) not in self._names:
@@ -402,7 +402,7 @@ class _Unpickler(pickle.Unpickler):
         self._stored = tensors
         self._made: dict[str, torch.Tensor] = {}
 
-    def persistent_load(self, pid: Reference) -> torch.Tensor:
+    def persistent_load(self, pid: TensorReference) -> torch.Tensor:
         name, is_parameter, requires_grad = pid
         if name not in self._made:
             tensor = self._stored[name]

@@ -24,8 +24,9 @@ from ..calls import Bound, Inputs, Share, Signature
 from ..guards import Attributes
 from .model_tensors import Grouping, GroupingRequest, ModelTensors
 
-Mode = tuple[bool, ...]  # for each module, whether it is in training mode
-CallMode = tuple[Mode, torch.dtype | None]  # the mode, and the type of an autocast around the call
+TrainingFlags = tuple[bool, ...]  # for each module, whether it is in training mode
+# which layers train, and the type of an autocast around the call
+CallMode = tuple[TrainingFlags, torch.dtype | None]
 Paths = Mapping[int, str]
 Freeze = Callable[[Paths, Spec], tuple[OptimSpec, dict[str, float]]]
 _training = operator.attrgetter("training")
@@ -100,7 +101,7 @@ class Model:
             )
         return self._mode, _autocast()
 
-    def _flags_now(self) -> Mode:
+    def _flags_now(self) -> TrainingFlags:
         return (self.users.training, *self._look())
 
     def is_still(self, before: CallMode) -> bool:
@@ -129,7 +130,7 @@ class Model:
         finally:
             self._set_training(set_by_user)
 
-    def _set_training(self, mode: Mode) -> None:
+    def _set_training(self, mode: TrainingFlags) -> None:
         for module, training in zip(self._modules, mode, strict=True):
             module.training = training
 

@@ -26,7 +26,7 @@ class Specialization:
     """The model, compiled for one mode and one kind of arguments."""
 
     def __init__(
-        self, task: Task, mode: CallMode, compiled: _compile.Compiled, guards: list[Guard]
+        self, task: Task, mode: CallMode, compiled: _compile.CompiledModel, guards: list[Guard]
     ) -> None:
         self.task, self.mode, self.compiled, self.guards = task, mode, compiled, guards
         self.spec, self.inputs, self.reading = task.spec, task.inputs, task.reading

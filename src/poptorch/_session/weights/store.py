@@ -12,7 +12,7 @@ from ..._base import log
 from ..._base.errors import Error
 from ..._base.plainly import plainly, written_to
 from ..._capture import ModelTensor, tensors_of, without_data
-from ..._compile import Compiled, agreement
+from ..._compile import CompiledModel, agreement
 from ..._ir import verify
 from ..._ir.bundle import Member, View
 from ..._ir.plan import Plan
@@ -129,7 +129,7 @@ class StateStore:
 
     def __init__(
         self,
-        compiled: Compiled,
+        compiled: CompiledModel,
         reading: ModelTensors,
         device: DeviceCopies,
         other: StateStore | None = None,
@@ -165,7 +165,7 @@ class StateStore:
             self.take_over(other)
         verify.verify_state(self.state, program)
 
-    def _allocate(self, compiled: Compiled) -> None:
+    def _allocate(self, compiled: CompiledModel) -> None:
         program, tensors = self._program, self.state.tensors
         for key in _summed(compiled):  # sums of gradients start at zero
             slot = program.stored[key]
@@ -528,7 +528,7 @@ class StateStore:
             self.write(key, value)
 
 
-def _summed(compiled: Compiled) -> list[str]:
+def _summed(compiled: CompiledModel) -> list[str]:
     """Return the keys of sums over the processes of one machine, which are in shared memory."""
     spec, program = compiled.plan.spec, compiled.plan.program
     if (
