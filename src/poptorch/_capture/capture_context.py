@@ -25,6 +25,7 @@ from .held import Held
 from .higher_order import refuse_writes, stand_in
 from .losses import LOSS_FUNCTIONS
 from .moving_views import MovingViews
+from .outside import Outside
 from .recorded import assign_data, recorded, surroundings_waiting
 from .replaced import changed
 from .substitutes import RECURRENT, recurrent, substitutes
@@ -42,6 +43,7 @@ class CaptureContext(Capture):
     held: Held = field(default_factory=Held)
     draws: Draws = field(default_factory=Draws)
     views: MovingViews = field(default_factory=MovingViews)
+    outside: Outside = field(default_factory=Outside)
     # lines of assignments to ``.data``, by tensor
     assigned: dict[int, str | None] = field(default_factory=dict)
 
@@ -128,6 +130,7 @@ class Overrides(TorchFunctionMode):
         self._context.views.before(*args, *given.values())
         result = self._called(func, args, given)
         self._context.views.after()
+        self._context.outside.got(result)
         return held.users(result)
 
     @contextlib.contextmanager

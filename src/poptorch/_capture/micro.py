@@ -7,7 +7,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -30,6 +30,7 @@ from .forward import GRADIENT, Forward, Request, TensorNames, run_forward
 from .host_draws import HostDraws
 from .inner_gradients import NeedsGradient
 from .kept import kept_of_changes, refuse_new_layers
+from .outside import Outside
 from .python_state import ModuleAttribute, PythonState
 from .recorded import storage_of
 from .replaced import ModelTensor
@@ -84,7 +85,7 @@ class _Recording:
     done: Forward
     blocks: annotate.Recorder
 
-    def __init__(self, request: Request, reads: ValueReads, draws: Draws) -> None:
+    def __init__(self, request: Request, reads: ValueReads, draws: Draws, outside: Outside) -> None:
         self.request = request
         self.slots: list[Slot] = []
         self.overlaps: dict[str, str] = {}
@@ -95,6 +96,7 @@ class _Recording:
             stochastic=request.precision.stochastic_rounding,
             reads=reads,
             draws=draws,
+            outside=outside,
             replicas=Replicas(request.replicas, request.processes),
         )
 
@@ -102,6 +104,15 @@ class _Recording:
         self.overlaps = marks.lower(graph, self.request.inputs, self.slots, self.context.groups)
 
     def __call__(self, flat: list[torch.Tensor]) -> list[torch.Tensor]:
+        failed = True
+        try:
+            results = self._recorded(flat)
+            failed = False
+            return results
+        finally:
+            self.context.outside.find_values(failed)
+
+    def _recorded(self, flat: list[torch.Tensor]) -> list[torch.Tensor]:
         request = self.request
         values = dict(zip((slot.key for slot in request.inputs), flat, strict=True))
         leaves = {
@@ -234,45 +245,65 @@ def capture(request: Request, before: PythonState | None = None) -> Micro:
             fix="call the model outside of torch.inference_mode",
         )
     before = PythonState([request.module, request.users]) if before is None else before
+    kept = _Kept(before)
     done = False
     try:
-        micro = _settled(request, before)
+        micro = _settled(request, kept)
         refuse_new_layers(request)
-        now = before.now()
-        if micro.conditions is not None:
-            _refuse_attributes(request, before.changed(now))
-        lost = before.lost_values(now)
+        lost = _leaves_no_values(request, micro, before)
         done = not lost
         return replace(micro, lost=lost)
     finally:
         if not done:
             before.restore()
+        kept.outside.give_values()
 
 
-def _settled(request: Request, before: PythonState) -> Micro:
+def _leaves_no_values(request: Request, micro: Micro, before: PythonState) -> bool:
+    """Return whether forward stored tensors without values in attributes."""
+    now = before.now()
+    if micro.conditions is not None:
+        _refuse_attributes(request, before.changed(now))
+    return before.lost_values(now)
+
+
+@dataclass(frozen=True, eq=False)
+class _Kept:
+    """What user code stores during a capture, in the model and elsewhere."""
+
+    before: PythonState
+    outside: Outside = field(default_factory=Outside)
+
+    def restore(self) -> None:
+        self.before.restore()
+        self.outside.give_values()
+
+
+def _settled(request: Request, kept: _Kept) -> Micro:
     try:
-        return _differentiated(request, None, before)
+        return _differentiated(request, None, kept)
     except Unsettled as unsettled:
-        before.restore()
-        return _differentiated(request, unsettled, before)
+        kept.restore()
+        return _differentiated(request, unsettled, kept)
 
 
-def _differentiated(request: Request, earlier: Unsettled | None, before: PythonState) -> Micro:
+def _differentiated(request: Request, earlier: Unsettled | None, kept: _Kept) -> Micro:
     try:
-        return _captured(request, earlier, before)
+        return _captured(request, earlier, kept)
     except NeedsGradient:
-        before.restore()
-        return _captured(replace(request, differentiates=True), earlier, before)
+        kept.restore()
+        return _captured(replace(request, differentiates=True), earlier, kept)
 
 
-def _captured(request: Request, earlier: Unsettled | None, before: PythonState) -> Micro:
+def _captured(request: Request, earlier: Unsettled | None, kept: _Kept) -> Micro:
     attributes = (value for part in request.module.modules() for value in vars(part).values())
     users = [value for value in attributes if isinstance(value, torch.Generator)]
     symbols = _symbols(request)
     inputs = _without_values(request) if symbols is None else [*map(symbols.tensor, request.inputs)]
     try:
         reads = ValueReads(state=_constant_state(request))
-        micro = _capture(request, inputs, reads, Draws(users, earlier), symbols)
+        draws = Draws(users, earlier)
+        micro = _capture(request, inputs, reads, draws, kept.outside, symbols)
         relied = [(request.state[at], line) for at, line in reads.relied.items()]
         if {slot.key for slot, _ in relied}.isdisjoint(slot.key for slot in micro.graph.outputs):
             held = {slot.path: request.tensors[slot.path].tensor for slot, _ in relied}
@@ -281,10 +312,11 @@ def _captured(request: Request, earlier: Unsettled | None, before: PythonState) 
     except BranchOnData:
         if symbols is not None:
             raise NotSymbolic("forward branches on the values of tensors") from None
-    before.restore()
+    kept.restore()
     reads = ValueReads(real=True)
     with torch.random.fork_rng(devices=[]):
-        micro = _capture(request, real_inputs(request), reads, Draws(users, earlier))
+        draws = Draws(users, earlier)
+        micro = _capture(request, real_inputs(request), reads, draws, kept.outside)
     reads.warn()
     return micro
 
@@ -346,9 +378,10 @@ def _capture(
     inputs: list[torch.Tensor],
     reads: ValueReads,
     draws: Draws,
+    outside: Outside,
     symbols: Symbols | None = None,
 ) -> Micro:
-    recording = _Recording(request, reads, draws)
+    recording = _Recording(request, reads, draws, outside)
     stochastic = request.precision.stochastic_rounding and not request.priced
     module, constants = trace.trace(
         recording, inputs, recording.lower_hints, reads.real, stochastic, not request.priced
