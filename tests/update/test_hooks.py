@@ -231,6 +231,44 @@ def test_state_that_a_hook_makes_is_in_the_state_of_the_optimizer() -> None:
     torch.testing.assert_close(got["state"], want["state"], **BOUNDS)
 
 
+def with_whole_numbers(model: nn.Module) -> torch.optim.Optimizer:
+    """Copies a learning rate that is an int, and computes with it."""
+
+    def note(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        for group in optimizer.param_groups:
+            group["last"] = group["lr"]
+            group["twice"] = 2 * group["lr"] + 1
+            group["half"] = group["lr"] / 2
+            group["counts"]["steps"] += 1
+
+    optimizer = T.SGD(model.parameters(), lr=1)
+    optimizer.param_groups[0]["counts"] = {"steps": 0}
+    optimizer.register_step_post_hook(note)
+    return optimizer
+
+
+@pytest.mark.parametrize("name", ["last", "twice", "half", "counts"])
+def test_numbers_that_a_hook_stores_in_a_group_have_the_values_and_types_of_eager_pytorch(
+    name: str,
+) -> None:
+    pair = Pair(with_whole_numbers)
+
+    pair.train()
+
+    (got,), (want,) = pair.optimizer.param_groups, pair.twins.param_groups
+    assert repr(got[name]) == repr(want[name])
+
+
+def test_a_hook_that_adds_a_container_to_a_group_is_refused() -> None:
+    def add(model: nn.Module) -> Hook:
+        return lambda optimizer, args, kwargs: optimizer.param_groups[0].update(pair=(0.5, 1))
+
+    pair = Pair(hooked(OPTIMIZERS["SGD"], after=add))
+
+    with pytest.raises(poptorch.Error, match="'pair', a tuple that a step or a hook stores"):
+        pair.train(1)
+
+
 def test_arguments_that_a_hook_returns_are_those_of_the_step() -> None:
     class Halving(T.Optimizer):
         @torch.no_grad()

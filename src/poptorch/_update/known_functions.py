@@ -73,6 +73,9 @@ ARITHMETIC |= {"subtract", *SCALED}
 ROUNDED_NUMBERS = {"add", "sub", "subtract", "rsub", "pow"}
 """Functions whose numbers torch rounds to a half type if the tensors have one."""
 
+WHOLE = {"add", "sub", "subtract", "rsub", "mul", "multiply", "neg", "abs", "floordiv", "mod"}
+"""Functions whose result is an ``int`` if their operands are."""
+
 
 def title_of(func: Any) -> str:
     return str(getattr(func, "__name__", func))

@@ -29,12 +29,14 @@ from .known_functions import (
     SET_DATA,
     TRUTHS,
     UNSET,
+    WHOLE,
+    operation_of,
     title_of,
 )
 from .lists_of_tensors import one_by_one
 from .origins import HYPER, Identifier, Origins, Sources
 from .value_reads import ValueNeeded, foreign_tensor
-from .values import as_number, is_number, replaced, tensors_in
+from .values import as_number, is_number, is_whole, replaced, tensors_in
 
 Memo = Callable[[Identifier, tuple[Any, ...], dict[str, Any], Callable[[], Any]], Any]
 
@@ -191,7 +193,9 @@ class Numbers(TorchFunctionMode):
         self.origins.note(func, args, kwargs, known, result)
         made_of_nothing = func in MADE_OF_NOTHING or func in UNSET
         if isinstance(result, Tensor) and result.dim() == 0 and not made_of_nothing:
-            self._computed[known] = as_number(result)
+            operands = (*args, *kwargs.values())
+            keeps = operation_of(title_of(func)) in WHOLE and all(map(is_whole, operands))
+            self._computed[known] = as_number(result, whole=keeps)
             self.origins.keep(result)
         return result
 

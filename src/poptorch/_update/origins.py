@@ -56,9 +56,11 @@ class Origins:
         self._uniform.pop(place, None)
         return tensor
 
-    def enter_number(self, tensor: Tensor, name: str, source: Source) -> Tensor:
-        """Make a 0-d tensor an input that stands for a Python number."""
-        return as_number(self.enter(tensor, name, source))
+    def enter_number(self, tensor: Tensor, name: str, source: Source, kind: str) -> Tensor:
+        """Make a 0-d tensor an input that stands for a Python number. ``kind``: "int" or
+        "float".
+        """
+        return as_number(self.enter(tensor, name, source), whole=kind == "int")
 
     def keep(self, tensor: Tensor) -> None:
         self._kept.append(tensor)

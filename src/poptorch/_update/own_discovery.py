@@ -41,7 +41,7 @@ from .own_run import StepRun, StepTensors
 from .python_functions import numbers_functions
 from .repeats import Repeats
 from .value_reads import Restart, ValueNeeded
-from .values import is_number
+from .values import is_number, is_whole
 
 _RAISES = (
     "The optimizer's step raises %s at %s if the values of tensors meet a condition. A compiled "
@@ -288,8 +288,7 @@ class _Discovery:
         if isinstance(value, Tensor) and not is_number(value):
             leaf = Leaf(name, tuple(value.shape), value.dtype)
         else:
-            kind = type(value) if isinstance(value, int | float) else float
-            leaf = Leaf(name, (), torch.float64, kind.__name__)
+            leaf = Leaf(name, (), torch.float64, "int" if is_whole(value) else "float")
         before = self.leaves.setdefault((owner, name), leaf)
         if before != leaf and (before.number or leaf.number) and before.shape == leaf.shape:
             # first a number, then a tensor
@@ -308,9 +307,10 @@ class _Discovery:
             return self._entered(value, place)
         self.initial[place] = float(value)
         self.leaves[place] = Leaf(name, (), torch.float64, type(value).__name__)
-        return self._entered(torch.empty((), dtype=torch.float64), place, number=True)
+        number = self.leaves[place].number
+        return self._entered(torch.empty((), dtype=torch.float64), place, number)
 
-    def _entered(self, value: Tensor, place: Place, number: bool = False) -> Tensor:
+    def _entered(self, value: Tensor, place: Place, number: str = "") -> Tensor:
         owner, name = place
         group = self._group_of(owner)
         if value.dim() == 0 and group and (group, name) not in self.known.single:
@@ -319,7 +319,9 @@ class _Discovery:
             label, source = name, (WEIGHT, owner)
         else:
             label, source = f"{owner}:{name}", (NUMBER, f"{owner}:{name}")
-        return (self.origins.enter_number if number else self.origins.enter)(value, label, source)
+        if number:
+            return self.origins.enter_number(value, label, source, number)
+        return self.origins.enter(value, label, source)
 
     def _group_of(self, path: str) -> str:
         for at, group in enumerate(self.own.groups):
@@ -340,7 +342,7 @@ class _Discovery:
             if place[0] in self.params and place[0] not in trained:
                 continue
             value = self.repeats.fresh(leaf.shape, leaf.dtype)
-            inputs.kept[place] = self._entered(value, place, number=bool(leaf.number))
+            inputs.kept[place] = self._entered(value, place, leaf.number)
         for at, group in enumerate(self.own.groups):
             for leaf in leaves_of(group.values):
                 key = slots.own_hyper(leaf.name, at, torch.float64).key
@@ -350,7 +352,7 @@ class _Discovery:
                 value = torch.empty(leaf.shape, dtype=leaf.dtype)
                 source = HYPER, key
                 if leaf.number:
-                    value = self.origins.enter_number(value, key, source)
+                    value = self.origins.enter_number(value, key, source, leaf.number)
                 elif value.numel() == 1:
                     value = enter(value, key, source)
                 else:
@@ -413,6 +415,9 @@ class _Discovery:
             for name, value in now.items():
                 place = owner, name
                 if name not in before or not _is_same(before[name], value):
+                    container, dot, _ = name.partition(".")
+                    if dot and container not in run.given[owner]:
+                        raise _adds_container(owner, container, values[container])
                     found.add(place)
                 elif place in run.before and self.origins.identifier(value) != run.before[place]:
                     if place in self.own.shared:
@@ -485,6 +490,19 @@ def _is_same(before: Any, now: Any) -> bool:
     if isinstance(before, Tensor) or isinstance(now, Tensor):
         return before is now
     return type(before) is type(now) and (before == now or before is now)
+
+
+def _adds_container(owner: str, name: str, value: Any) -> Error:
+    kind, _, index = owner.partition(".")
+    where = f"parameter group {index}" if kind == "group" else "the optimizer"
+    return Error(
+        "The optimizer's step adds a list, tuple or dictionary",
+        got=f"'{name}', a {type(value).__name__} that a step or a hook stores in {where}",
+        fix=(
+            f"create it before you wrap the model: group['{name}'] = ...",
+            "or store its numbers under names of their own",
+        ),
+    )
 
 
 def _as_tensor(value: Any) -> Tensor:

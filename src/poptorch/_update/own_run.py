@@ -209,7 +209,7 @@ class StepRun:
         }
         values = {name: self._with_stand_ins(value) for name, value in values.items()}
         values |= self._added(owner, values)
-        self.given[owner] = dict(values)
+        self.given[owner] = _copied(values)
         values["params"] = params
         return _Group(values, lambda key: self._read(at, str(key)) if self._read else None)
 
@@ -296,7 +296,7 @@ class StepRun:
         }
         given = {name: self._with_stand_ins(value) for name, value in given.items()}
         given |= self._added(owner, given)
-        self.given[owner] = dict(given)
+        self.given[owner] = _copied(given)
         made.__dict__.update(given)
         made.param_groups = [self.groups[at] for at in optimizer.groups]
         made.state = _States(self._new_entry, self._hosts)
@@ -364,3 +364,9 @@ def _explained(optimizer: Any) -> Iterator[None]:
             raise value_needed(what, raising_line(error)) from error
         error.add_note(composed(note, "", raising_line(error), fix))
         raise
+
+
+def _copied(values: dict[str, Any]) -> dict[str, Any]:
+    """Return values in new containers, which the step does not change."""
+    copied: dict[str, Any] = substituted(values, "", lambda _, each: each)
+    return copied

@@ -17,7 +17,7 @@ from .absent import check_unchanged, check_unread
 from .algorithms import compute_dtype
 from .choices import COMMON, Choices, Results
 from .clipping import Anchor, clipped
-from .origins import HYPER, NUMBER, WEIGHT
+from .origins import HYPER, NUMBER, WEIGHT, Source
 from .own_run import StepRun, StepTensors
 from .python_functions import numbers_functions
 
@@ -128,19 +128,23 @@ class _Update:
                 continue
             slot = each.slot
             source = (WEIGHT, slot.weight) if slot.weight else (NUMBER, slot.key)
-            take = self.origins.enter_number if each.leaf.number else enter
             name = slot.name if slot.weight else slot.key
             value = _shaped(self.tensors[slot.key].clone(), each.leaf.shape)
-            inputs.kept[each.place] = take(value, name, source)
+            inputs.kept[each.place] = self._entered(value, name, source, each.leaf.number)
         for slot in self.hypers:
             leaves = leaves_of(self.own.groups[slot.index].values)
             leaf = next(each for each in leaves if each.name == slot.name)
             value = _shaped(self.tensors[slot.key].clone(), leaf.shape)
-            take = self.origins.enter_number if leaf.number else enter
             place = of_group(slot.index), slot.name
-            inputs.hypers[place] = take(value, slot.key, (HYPER, slot.key))
+            source = HYPER, slot.key
+            inputs.hypers[place] = self._entered(value, slot.key, source, leaf.number)
         inputs.share_memory(self.own.first_views if first else self.own.views)
         return inputs
+
+    def _entered(self, value: Tensor, name: str, source: Source, number: str) -> Tensor:
+        if number:
+            return self.origins.enter_number(value, name, source, number)
+        return self.origins.enter(value, name, source)
 
 
 def _shaped(value: Tensor, shape: tuple[int, ...]) -> Tensor:
