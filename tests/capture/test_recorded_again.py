@@ -38,6 +38,25 @@ def views_that_are_written(net: Having, x: torch.Tensor) -> torch.Tensor:
     return poptorch.identity_loss(x, "mean")
 
 
+def writes(net: Having, x: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        made = [torch.zeros_like(net.layer.weight[:rows]) for rows in (4, 3, 2)]
+        for each in made * 2:
+            each.add_(2.0).mul_(each).lerp_(each + 1, 0.5).clamp_(min=1.0)
+            each.view(-1).add_(each.view(-1), alpha=2).sqrt_()
+            each.copy_(each.exp()).fill_(0.5)
+    for each in made:
+        x = net.layer(x) * each.sum()
+    return poptorch.identity_loss(x, "mean")
+
+
+def several_shapes(net: Having, x: torch.Tensor) -> torch.Tensor:
+    parts = [x[:, :columns] for columns in (1, 2, 3, 4)]
+    parts = [(part.relu() @ part.t()).sum(1, keepdim=True).t().reshape(-1) for part in parts]
+    x = net.layer(x) * torch.stack(parts).mean()
+    return poptorch.identity_loss(x, "mean")
+
+
 def numbers_and_types(net: Having, x: torch.Tensor) -> torch.Tensor:
     whole = (x * 0).int()
     parts = [whole + 1, whole + 1.0, whole + True, whole / 2, whole // 2, x + 1, x + 1.0]
@@ -51,7 +70,15 @@ def draws(net: Having, x: torch.Tensor) -> torch.Tensor:
     return poptorch.identity_loss(x, "mean")
 
 
-FUNCTIONS = (layers, several_results, views_that_are_written, numbers_and_types, draws)
+FUNCTIONS = (
+    layers,
+    several_results,
+    views_that_are_written,
+    writes,
+    several_shapes,
+    numbers_and_types,
+    draws,
+)
 
 
 def described(function: Callable) -> list[str]:
@@ -92,6 +119,21 @@ def test_torch_is_asked_once_for_each_kind_of_call(monkeypatch: pytest.MonkeyPat
     described(layers)
 
     assert asked.count(torch.ops.aten.relu.default) == 1
+
+
+def test_torch_is_asked_once_for_each_operator_that_it_does_not_decompose(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked, usual = [], recorded_again._Calls._seen
+
+    def seeing(calls: Any, graph: Any, func: Any, *rest: Any) -> Any:
+        asked.append(func)
+        return usual(calls, graph, func, *rest)
+
+    monkeypatch.setattr(recorded_again._Calls, "_seen", seeing)
+    described(writes)
+
+    assert asked.count(torch.ops.aten.lerp_.Scalar) == 1
 
 
 def test_without_torchs_names_torch_records_everything(monkeypatch: pytest.MonkeyPatch) -> None:

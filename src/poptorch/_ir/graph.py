@@ -17,6 +17,7 @@ from .operators import draws
 from .slots import Kind, Slot
 
 Tensors = Mapping[str, torch.Tensor]
+_set = object.__setattr__
 
 # keys in a node's meta: the part that it belongs to, and the weight whose gradient it is
 PART, GRADIENT = "part", "gradient"
@@ -129,13 +130,14 @@ def copied(module: fx.GraphModule) -> fx.GraphModule:
 def copy_node(graph: fx.Graph, node: fx.Node, copies: Mapping[fx.Node, fx.Node]) -> fx.Node:
     """Copy a node whose arguments were already copied.
 
-    Torch's method searches all arguments again for symbolic sizes, which takes half of the time.
+    Torch's method searches all arguments again for symbolic sizes, which takes half of the time. A
+    node's own way of setting an attribute enters it in the graph's table of targets once more.
     """
     copy = graph.create_node(node.op, node.target, name=node.name, type_expr=node.type)
-    copy.args = fx.map_arg(node.args, copies.__getitem__)
+    _set(copy, "args", fx.map_arg(node.args, copies.__getitem__))
     if node.kwargs:
-        copy.kwargs = fx.map_arg(node.kwargs, copies.__getitem__)
-    copy.meta = node.meta.copy()
+        _set(copy, "kwargs", fx.map_arg(node.kwargs, copies.__getitem__))
+    copy.meta.update(node.meta)
     return copy
 
 
