@@ -131,13 +131,13 @@ class _TrainingGraphs:
         rounding = self.spec.precision.stochastic_rounding
         anchors = [*self._norms(), *self._accumulated()]
 
-        def make(updated: Sequence[Slot]) -> SlotFunction:
-            made = _update.lower(self.optim, updated, rounding, self.parts, anchors)
+        def make(updated: Sequence[Slot], optim: OptimSpec) -> SlotFunction:
+            made = _update.lower(optim, updated, rounding, self.parts, anchors)
             self.initial |= made.initial
             return made
 
         return (
-            self._lowered(make(self.updated))
+            self._lowered(make(self.updated, self.optim))
             if anchors
             else lower_update(make, self.updated, self.optim)
         )

@@ -29,6 +29,7 @@ def lower(source: SlotFunction, stochastic: bool = False, runs: bool = True) -> 
 
 
 Make = Callable[[Sequence[Slot]], SlotFunction]
+MakeUpdate = Callable[[Sequence[Slot], OptimSpec], SlotFunction]
 
 
 def lower_by_example(make: Make, slots: Sequence[Slot], optim: OptimSpec) -> Graph:
@@ -41,10 +42,10 @@ def lower_by_example(make: Make, slots: Sequence[Slot], optim: OptimSpec) -> Gra
     for slot in slots:
         kind = (group.get(slot.weight), slot.shape, slot.dtype)
         examples[slot.weight] = first.setdefault(kind, slot.weight)
-    return _by_example(make, slots, examples, runs=False)
+    return _by_example(make(_chosen(slots, examples)), make(slots), examples, runs=False)
 
 
-def lower_update(make: Make, slots: Sequence[Slot], optim: OptimSpec) -> Graph:
+def lower_update(make: MakeUpdate, slots: Sequence[Slot], optim: OptimSpec) -> Graph:
     """Trace the update of weights; of a traced step, only one of all weights that are proven to be
     alike.
 
@@ -53,16 +54,22 @@ def lower_update(make: Make, slots: Sequence[Slot], optim: OptimSpec) -> Graph:
     examples = {} if optim.own is None else optim.own.examples
     stepped = [slot for slot in slots if slot.weight in examples]
     if not examples or len(stepped) < len(examples):
-        return lower(make(slots))
-    return _by_example(make, stepped, examples, runs=True)
+        return lower(make(slots, optim))
+    few = replace(optim, own=optim.own and optim.own.of_examples())
+    return _by_example(
+        make(_chosen(stepped, examples), few), make(stepped, optim), examples, runs=True
+    )
+
+
+def _chosen(slots: Sequence[Slot], examples: Mapping[str, str]) -> list[Slot]:
+    return [slot for slot in slots if examples[slot.weight] == slot.weight]
 
 
 def _by_example(
-    make: Make, slots: Sequence[Slot], examples: Mapping[str, str], runs: bool
+    of_few: SlotFunction, whole: SlotFunction, examples: Mapping[str, str], runs: bool
 ) -> Graph:
-    chosen = [slot for slot in slots if examples[slot.weight] == slot.weight]
-    few = lower(make(chosen), runs=runs)
-    whole, parts = make(slots), _parts(few)
+    few = lower(of_few, runs=runs)
+    parts = _parts(few)
     if parts is None:
         return lower(whole, runs=runs)
     graph = fx.Graph()

@@ -44,8 +44,8 @@ def updating(micro: Graph, spec: Spec, optim: OptimSpec | None, priced: bool = F
         scale = accumulation.finish
     scaled = traced(scale, gradients)
 
-    def make(weights: Sequence[Slot]) -> SlotFunction:
-        return _update.lower(optim, weights, rounding)
+    def make(weights: Sequence[Slot], over: OptimSpec = optim) -> SlotFunction:
+        return _update.lower(over, weights, rounding)
 
     if priced:
         update = lower_by_example(make, micro.trained, optim)

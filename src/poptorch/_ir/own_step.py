@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -100,6 +100,15 @@ class OwnStep:
     """For each weight, the one whose update is used for it, which may be itself; empty if
     unknown.
     """
+
+    def of_examples(self) -> OwnStep:
+        """Return a step without the weights for which the update of another one is used."""
+        others = {path for path, example in self.examples.items() if path != example}
+        groups = tuple(
+            replace(group, params=tuple(each for each in group.params if each.path not in others))
+            for group in self.groups
+        )
+        return replace(self, groups=groups)
 
     def constant(self, place: Place, value: Any) -> bool | int | float | str | None:
         """Return a value of the user's object as a setting."""

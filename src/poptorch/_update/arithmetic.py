@@ -89,7 +89,7 @@ class Arithmetic:
         if dtype in _HALVES and operation_of(name) in ROUNDED_NUMBERS:
             args, kwargs = replaced((args, kwargs), lambda each: self._narrow(each, dtype))
         args_now, kwargs_now = replaced((args, kwargs), _widened)
-        given = [*tensors_in((args_now, kwargs_now))]
+        given = tensors_in((args_now, kwargs_now))
         if in_place:
             name = name.replace("__i", "__", 1) if name.startswith("__") else name.rstrip("_")
             func = getattr(Tensor, name)
@@ -137,7 +137,7 @@ class Arithmetic:
         except (ValueNeeded, Error):
             raise
         except Exception:
-            given = [*tensors_in((args, kwargs))] if given is None else given
+            given = tensors_in((args, kwargs)) if given is None else given
             numbers = [each for each in given if is_number(each)]
             # the function may need Python numbers, so hyper-parameters become constants
             if numbers:

@@ -104,9 +104,10 @@ class Numbers(TorchFunctionMode):
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return arguments with what stands for the user's parameters in their place."""
-        if not any(map(self._is_host, tensors_in((args, kwargs)))):
+        given = tensors_in((args, kwargs))
+        if not any(map(self._is_host, given)):
             return args, kwargs
-        self._check_hosts(func, [*tensors_in((args, kwargs))])
+        self._check_hosts(func, given)
         args, kwargs = replaced((args, kwargs), lambda each: self.hosts.get(id(each), each))
         return args, kwargs
 
@@ -127,7 +128,7 @@ class Numbers(TorchFunctionMode):
     # Computations.
 
     def _compute(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        scaled = name.rstrip("_") in SCALED and any(True for _ in tensors_in(kwargs))
+        scaled = name.rstrip("_") in SCALED and bool(tensors_in(kwargs))
         numbers = scaled or any(map(is_number, tensors_in((args, kwargs))))
         if numbers and is_number(args[0]) and name.endswith("_") and not name.endswith("__"):
             # Python numbers do not change in place: ``x += 1`` makes a new number.
@@ -163,7 +164,7 @@ class Numbers(TorchFunctionMode):
         kwargs: dict[str, Any],
         known: Identifier,
     ) -> Any:
-        given = list(tensors_in((args, kwargs)))
+        given = tensors_in((args, kwargs))
         if all(map(is_number, given)):
             return self._of_numbers(func, args, kwargs, known)
         if func in FILLING:
@@ -189,7 +190,11 @@ class Numbers(TorchFunctionMode):
             return self.origins.note(func, args, kwargs, known, result)
         if func in FILLING:
             return self._filled(func, args, kwargs, known)
-        result = self._arithmetic.call(func, args, kwargs)
+
+        def compute() -> Any:
+            return self._arithmetic.call(func, args, kwargs)
+
+        result = self._once(known, args, kwargs, compute)
         self.origins.note(func, args, kwargs, known, result)
         made_of_nothing = func in MADE_OF_NOTHING or func in UNSET
         if isinstance(result, Tensor) and result.dim() == 0 and not made_of_nothing:
@@ -222,7 +227,11 @@ class Numbers(TorchFunctionMode):
             return tensor
         known = self.origins.name("item", tensor)
         if known not in self._computed:
-            made = self.origins.derive(known, tensor, tensor.to(torch.float64, copy=True))
+
+            def read() -> Any:
+                return tensor.to(torch.float64, copy=True)
+
+            made = self.origins.derive(known, tensor, self._once(known, (tensor,), {}, read))
             self._computed[known] = as_number(made)
             value = self.origins.uniform(tensor)
             if value is not None:

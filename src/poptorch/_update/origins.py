@@ -18,6 +18,7 @@ Source = tuple[str, str]  # what a value depends on: role and key
 Sources = frozenset[Source]
 HYPER, NUMBER, WEIGHT = "hyper", "number", "weight"  # roles
 _NOTHING: Sources = frozenset()
+_AS_IT_IS, _INEXACT, _SEQUENCES = (str, Geometry), (float, complex), (list, tuple)
 
 
 class Identifier(NamedTuple):
@@ -110,7 +111,7 @@ class Origins:
         title = title_of(func)
         written = title.endswith("_") and not title.endswith("__")
         written |= title.startswith("__i") or title in ("__setitem__", "__set__")
-        outputs = [*tensors_in(result)]
+        outputs = tensors_in(result)
         if title == "__setitem__":
             outputs.append(args[0])
         if "out" in kwargs:
@@ -166,8 +167,8 @@ class Origins:
         its arguments.
         """
         weights: list[str] = []
-        form: Any = tuple(self._form(part, weights) for part in parts)
-        several = len(set(weights)) > 1
+        form: Any = tuple([self._form(part, weights) for part in parts])
+        several = len(weights) > 1 and len(set(weights)) > 1
         if several:
             form = *form, ("weights", *weights)
         number = self._names.get(form)
@@ -190,11 +191,11 @@ class Origins:
             if value.weight:
                 weights.append(value.weight)
             return Identifier(value.number)
-        if isinstance(value, str | Geometry):
+        if isinstance(value, _AS_IT_IS):
             return value
-        if isinstance(value, float | complex):
+        if isinstance(value, _INEXACT):
             return f"number {value!r}"  # the sign of a zero matters, too
-        if isinstance(value, list | tuple):
+        if isinstance(value, _SEQUENCES):
             return tuple([self._form(each, weights) for each in value])
         if isinstance(value, dict):
             return tuple([(key, self._form(each, weights)) for key, each in value.items()])

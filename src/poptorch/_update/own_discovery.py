@@ -206,28 +206,30 @@ class _Discovery:
         alone = all(kind.alone for kind in kinds.values()) and not self.own.views
         if not alone or len(of_kind) == len(examples):
             return {}
-        runs = self._runs_of(set(of_kind.values()))
+        runs = self._runs_of(examples)
         same = self.origins.identifier
         for results, whole in zip(runs, (first, later), strict=False):
             if any(key not in whole or same(v) != same(whole[key]) for key, v in results.items()):
                 return {}
         return examples if runs else {}
 
-    def _runs_of(self, few: Collection[str]) -> list[dict[str, Tensor]]:
-        """Return what a first and a later step compute if only some weights have gradients."""
-        kept = self.known, self.leaves, self.layouts, self.initial
+    def _runs_of(self, examples: Mapping[str, str]) -> list[dict[str, Tensor]]:
+        """Return what a first and a later step compute if there are only the examples."""
+        kept = self.known, self.leaves, self.layouts, self.initial, self.own
         self.known = replace(self.known, changing={*self.known.changing}, read={*self.known.read})
-        self.leaves, self.layouts, self.initial = ({**each} for each in kept[1:])
+        self.leaves, self.layouts, self.initial = ({**each} for each in kept[1:4])
+        self.own = replace(self.own, examples=examples).of_examples()
+        few = {*examples.values()}
         try:
             return [
                 self.choices.results(lambda first=first: self._run(first, few))  # type: ignore[misc]
                 for first in (True, False)
             ]
-        except Exception as error:  # an error in the user's code, which may need all gradients
-            log.engine.debug("Without some gradients the optimizer's step fails: %s", error)
+        except Exception as error:  # an error in the user's code, which may need all weights
+            log.engine.debug("Without some weights the optimizer's step fails: %s", error)
             return []
         finally:
-            self.known, self.leaves, self.layouts, self.initial = kept
+            self.known, self.leaves, self.layouts, self.initial, self.own = kept
 
     def _signatures(self, kinds: Mapping[str, _WeightKind]) -> dict[str, str]:
         """Return for each weight a text that is equal for weights that are updated in the

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from .._base import private
+
+_SEQUENCES = (list, tuple)
 
 
 class Geometry(NamedTuple):
@@ -65,15 +67,21 @@ def geometry_of(tensor: Tensor) -> Geometry:
     return Geometry(tuple(tensor.shape), tensor.stride(), offset, tensor.dtype)
 
 
-def tensors_in(value: Any) -> Iterator[Tensor]:
+def tensors_in(value: Any) -> list[Tensor]:
+    found: list[Tensor] = []
+    _collect(value, found)
+    return found
+
+
+def _collect(value: Any, found: list[Tensor]) -> None:
     if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, list | tuple):
+        found.append(value)
+    elif isinstance(value, _SEQUENCES):
         for each in value:
-            yield from tensors_in(each)
+            _collect(each, found)
     elif isinstance(value, dict):
         for each in value.values():
-            yield from tensors_in(each)
+            _collect(each, found)
 
 
 def replaced(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
