@@ -11,7 +11,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from helpers.closeness import near
 from helpers.compiled_graphs import Tensors
 from poptorch._cpu.kernels import Kernel, Kernels
-from poptorch._cpu.lowering import OrderedReplay, memory_order
+from poptorch._cpu.lowering import OrderedReplay, lower, memory_order
 from poptorch._cpu.windows import batch_first
 
 aten = torch.ops.aten
@@ -118,3 +118,42 @@ def test_an_expensive_function_of_elements_that_share_memory_is_computed_once(
     traced = make_fx(OrderedReplay(module, {}).run, tracing_mode="fake")(x)
     used = [node for node in traced.graph.nodes if node.users and node.target is operator.default]
     assert [node.meta["val"].numel() for node in used] == [x.numel()]
+
+
+def scaled_by_its_norm(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    direction = x / y.sqrt()
+    return direction / (direction * direction).sum()
+
+
+def measured_only(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    direction = x / y.sqrt()
+    norm = (direction * direction).sum()
+    return torch.cat([direction * 2, norm.expand(1, 8)])
+
+
+def without_expensive_operators(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    direction = x + y
+    return direction / (direction * direction).sum()
+
+
+def stored_shapes(function: Any) -> list[tuple[int, ...]]:
+    """Return the shapes of values that the code generator is told to store."""
+    given = [torch.rand(64, 8) + 0.1, torch.rand(64, 8) + 0.1]
+    module = make_fx(function, tracing_mode="fake")(*given)
+    output = module.graph.output_node()
+    output.args = ((output.args[0],),)
+    lowered = lower(module, [], given, {}, {})
+    stored = lowered.graph.find_nodes(op="call_function", target=aten.as_strided.default)
+    return [tuple(node.meta["val"].shape) for node in stored]
+
+
+def test_an_expensive_value_that_is_scaled_by_its_norm_is_stored() -> None:
+    assert stored_shapes(scaled_by_its_norm) == [(64, 8)]
+
+
+def test_a_cheap_value_that_is_scaled_by_its_norm_is_computed_twice() -> None:
+    assert stored_shapes(without_expensive_operators) == []
+
+
+def test_a_value_that_does_not_meet_its_norm_is_not_stored() -> None:
+    assert stored_shapes(measured_only) == []

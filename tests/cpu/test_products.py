@@ -10,7 +10,7 @@ from helpers.cases import few
 from helpers.closeness import near
 from helpers.compiled_graphs import Tensors, check
 from poptorch._cpu import product_libraries, products
-from poptorch._cpu.products import row_product, row_product_and
+from poptorch._cpu.products import row_product, row_product_and, small_product
 
 TRIED = product_libraries.ONEDNN, product_libraries.LOOPS
 Sizes = tuple[int, int]
@@ -25,6 +25,18 @@ def test_a_row_times_contiguous_columns_is_computed_with_loops() -> None:
     row, weight = row_and_weight()
     assert row_product.applies(row, weight)
     torch.testing.assert_close(row_product(row, weight), row @ weight, **near(40))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_a_column_times_a_row_is_computed_with_loops(dtype: torch.dtype) -> None:
+    column, row = torch.randn(24, 1, dtype=dtype), torch.randn(1, 40, dtype=dtype)
+    assert small_product.applies(column, row)
+    assert torch.equal(small_product(column, row), column @ row)
+
+
+def test_a_column_times_a_row_in_half_is_rounded_by_a_library() -> None:
+    column, row = torch.randn(24, 1).bfloat16(), torch.randn(1, 40).bfloat16()
+    assert not small_product.applies(column, row)
 
 
 def test_a_row_with_an_addend_is_computed_with_loops() -> None:

@@ -26,7 +26,7 @@ from .lowering import fakes, lower
 from .norms import group_norm, group_norm_backward
 from .packing import CONVOLUTION, PRODUCT, is_packed, register
 from .pooling import max_pool, max_pool_backward
-from .products import choose_library, row_product, row_product_and
+from .products import choose_library, row_product_and, small_product
 from .refusals import refusing
 from .repeats import Piece, cut
 from .toolchain import explained
@@ -61,7 +61,7 @@ def rules(graph: fx.Graph) -> Kernels:
         aten.native_group_norm_backward.default: group_norm_backward,
         aten.max_pool2d_with_indices.default: max_pool,
         aten.max_pool2d_with_indices_backward.default: max_pool_backward,
-        aten.mm.default: row_product,
+        aten.mm.default: small_product,
     }
 
 

@@ -55,10 +55,12 @@ def lower(
     if without_repeats is not None:
         lowered = graph_module(lowered, without_repeats(lowered.graph))
     _store_before_spreading(lowered.graph)
+    _store_before_scaling(lowered.graph)
     write_last(lowered, places)
     return lowered
 
 
+_SUMS = {aten.sum.default, aten.sum.dim_IntList}
 # minimum number of elements that are computed from each element of a small operand
 _LEAST_SPREAD = 8
 _COSTLY = {
@@ -86,15 +88,62 @@ def _store_before_spreading(graph: fx.Graph) -> None:
             if spread and any(n.target in _COSTLY for n in reachable([source], computed_with)):
                 chosen[source] = None
     for node in chosen:
-        value = node.meta["val"]
-        users = list(node.users)
-        with graph.inserting_before(node.next):
-            lies = _numbers(graph, node, value.shape, aten.sym_size.int)
-            strides = _numbers(graph, node, value.stride(), aten.sym_stride.int)
-            kept = graph.call_function(aten.as_strided.default, (node, lies, strides))
-        kept.meta["val"] = value
-        for user in users:
-            user.replace_input_with(node, kept)
+        _store(graph, node)
+
+
+def _store(graph: fx.Graph, node: fx.Node) -> None:
+    value = node.meta["val"]
+    users = list(node.users)
+    with graph.inserting_before(node.next):
+        lies = _numbers(graph, node, value.shape, aten.sym_size.int)
+        strides = _numbers(graph, node, value.stride(), aten.sym_stride.int)
+        kept = graph.call_function(aten.as_strided.default, (node, lies, strides))
+    kept.meta["val"] = value
+    for user in users:
+        user.replace_input_with(node, kept)
+
+
+def _store_before_scaling(graph: fx.Graph) -> None:
+    """Store results of expensive operators that are scaled by their own norm.
+
+    The code generator would compute them twice: for the norm, and to scale them. The update of
+    Adafactor for a BERT with 4 layers takes 0.8 times the time, together with ``small_product``.
+    """
+    chosen: dict[fx.Node, None] = {}
+    for total in graph.nodes:
+        if total.target in _SUMS and _size(total) == 1:
+            chosen |= dict.fromkeys(_scaled_later(total))
+    for node in chosen:
+        _store(graph, node)
+
+
+def _scaled_later(total: fx.Node) -> list[fx.Node]:
+    """Return the expensive results of which a sum is made, and which then meet the sum."""
+    size = _size(total.all_input_nodes[0])
+
+    def inside(node: fx.Node) -> list[fx.Node]:
+        return [n for n in node.all_input_nodes if _is_computed(n) and _size(n) == size]
+
+    def is_measured_and_scaled(node: fx.Node) -> bool:
+        of_sum = {user for user in node.users if total in _only_users(user)}
+        others = [user for user in node.users if user not in of_sum and _is_computed(user)]
+        return bool(of_sum) and any(user in later for user in others)
+
+    within = reachable(inside(total), inside)
+    costly = [n for n in within if any(m.target in _COSTLY for m in reachable([n], inside))]
+    if size <= _LEAST_SPREAD or not costly:
+        return []
+    later = reachable([total], lambda node: node.users)
+    return [node for node in costly if is_measured_and_scaled(node)]
+
+
+def _only_users(node: fx.Node) -> set[fx.Node]:
+    """Return the user of a node, the user of that one, and so on, as long as there is only one."""
+    found: set[fx.Node] = set()
+    while len(node.users) == 1:
+        (node,) = node.users
+        found.add(node)
+    return found
 
 
 def _numbers(graph: fx.Graph, node: fx.Node, numbers: Sequence[Any], read: Any) -> list[Any]:

@@ -14,6 +14,7 @@ import torch
 from torch import fx
 
 from .._base import private
+from .._ir.symbolic import same_sizes
 from .._ops import library
 from .kernels import when
 from .packing import linear
@@ -117,6 +118,17 @@ def _is_row_for_loops(a: torch.Tensor, b: torch.Tensor) -> bool:
 def row_product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Return the product of one row as loops, which the code generator fuses with what follows."""
     return (stored(a, *a.shape) * b.t()).sum(1).unsqueeze(0)
+
+
+def _is_outer(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Return whether each element is one product, which no library rounds differently."""
+    return same_sizes(a.shape[1:], (1,)) and a.dtype in (torch.float32, torch.float64)
+
+
+@when(lambda a, b: _is_outer(a, b) or _is_row_for_loops(a, b))
+def small_product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Return the product of a column and a row, or of one row, as loops."""
+    return a * b if _is_outer(a, b) else row_product(a, b)
 
 
 @when(lambda bias, a, b, **scales: not scales and _is_row_for_loops(a, b))
