@@ -114,6 +114,7 @@ site: $(STAMP)
 bench: $(STAMP)
 	mkdir -p benchmarks/results
 	$(BIN)/python benchmarks/speed.py --out benchmarks/results/$$(date +%F).json
+	$(BIN)/python benchmarks/program_kinds.py --out benchmarks/results/$$(date +%F).md
 	$(BIN)/python benchmarks/inference.py
 	$(BIN)/python benchmarks/first_minute.py
 	$(BIN)/python benchmarks/compile_cost.py

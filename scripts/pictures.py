@@ -180,6 +180,31 @@ def growth() -> str:
     return plot("Seconds of compiling an update", rows, "{:.1f} s".format)
 
 
+KINDS = "Kinds of programs"
+
+
+def kinds_compiling() -> str:
+    """Return the processor time to the first optimised step of each kind of program."""
+    columns = {"poptorch": "poptorch, first", "torch.compile": "torch.compile, first"}
+    return _kinds("Processor seconds to the first optimised step", columns, "{:.1f} s".format)
+
+
+def kinds_steps() -> str:
+    """Return the processor time of a step of each kind of program."""
+    columns = {name: name for name in ("poptorch", "torch.compile", "eager")}
+    return _kinds("Processor milliseconds of a step", columns, "{:.2f} ms".format)
+
+
+def _kinds(title: str, columns: dict[str, str], shown: Callable[[float], str]) -> str:
+    """Return the plot of some columns. A contestant that refuses a program has no bar."""
+    (found,) = tables(KINDS)
+    rows: list[Row] = [
+        (row["program"], [(name, number(row[column])) for name, column in columns.items()])
+        for row in found
+    ]
+    return plot(title, rows, shown)
+
+
 def processes() -> str:
     """Return how close the speed of two processes is to twice the speed of one."""
     found = tables("Several processes")[0]
@@ -245,13 +270,24 @@ PLOTS = {
 }
 
 
+# Earlier results have no such section.
+KINDS_PLOTS = {"kinds compiling": kinds_compiling, "kinds steps": kinds_steps}
+if f"\n## {KINDS}\n" in RESULTS.read_text():
+    PLOTS |= KINDS_PLOTS
+
+
 def drawn_in(text: str) -> str:
     """Return a page in which plots replace comments such as <!-- plot: steps -->."""
     return re.sub(
         r"<!-- plot: ([a-z ]+) -->",
-        lambda match: f'<div class="plot">{PLOTS[match[1]]()}</div>',
+        lambda match: f'<div class="plot">{_drawn(match[1])}</div>',
         text,
     )
+
+
+def _drawn(name: str) -> str:
+    is_missing = name in KINDS_PLOTS and name not in PLOTS
+    return "These programs were not measured yet." if is_missing else PLOTS[name]()
 
 
 if __name__ == "__main__":

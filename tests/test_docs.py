@@ -31,6 +31,7 @@ import mistakes_page
 import options_table
 import pictures
 import poptorch
+import program_kinds
 import site_pages
 import speed
 from helpers import jobs
@@ -172,6 +173,25 @@ def test_pages_that_scripts_write_are_current(script: ModuleType) -> None:
 def test_the_picture_of_the_readme_is_current(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("POPTORCH_BACKEND", "reference")
     assert pictures.OVERVIEW.read_text() == pictures.overview(), "run: python scripts/pictures.py"
+
+
+def test_kinds_of_programs_are_drawn_from_the_section_that_their_benchmark_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = ["a program", "refused", "4.0", "2.00", "refused", "1.00", "2.00", ""]
+    results = tmp_path / "results.md"
+    results.write_text("# Speed\n\na machine\n\n## Growth\n\ntext\n")
+    monkeypatch.setattr(pictures, "RESULTS", results)
+
+    for rounds in (3, 31):
+        program_kinds.add(program_kinds.section([row], rounds), results)
+
+    assert results.read_text().count("## Kinds of programs") == 1
+    assert "--rounds 31" in results.read_text()
+    assert "4.0 s" in pictures.kinds_compiling()
+    steps = pictures.kinds_steps()
+    assert "eager" in steps
+    assert "torch.compile" not in steps
 
 
 @pytest.mark.parametrize("name", pictures.PLOTS)
