@@ -106,6 +106,15 @@ CHAINS = [c for p in PAGES for c in programs(p.relative_to(ROOT).as_posix(), p.r
 WARNS: dict[str, tuple[str, ...]] = {}
 
 
+# A thread of gloo that outlives the script may abort its process while Python shuts down.
+THREADS_AT_THE_END = """
+
+from pathlib import Path
+
+print("threads at the end:", *[p.read_text() for p in Path("/proc/self/task").glob("*/comm")])
+"""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("chain", CHAINS, ids=lambda chain: f"{chain[0].page}:{chain[0].line}")
 def test_python_in_the_pages_runs_without_warnings(
@@ -124,11 +133,13 @@ def test_python_in_the_pages_runs_without_warnings(
             continue
         text = "\n" * block.line + block.text  # so that a traceback shows the line of the page
         if block.info == "python torchrun":
-            Path("train.py").write_text(text)
+            Path("train.py").write_text(text + THREADS_AT_THE_END)
             command = "-m", "torch.distributed.run", "--nproc-per-node", "2", "train.py"
             run = run_program(*command, environment=jobs.environment())
             assert run.returncode == 0, run.stderr
             assert "[warning]" not in run.stderr
+            assert run.stdout.count("threads at the end:") == 2
+            assert "gloo" not in run.stdout
         else:
             exec(compile(text, str(ROOT / block.page), "exec"), names)
     names.clear()
