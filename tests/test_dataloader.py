@@ -28,6 +28,7 @@ from helpers.leaks import descendants
 from helpers.loaders import ALL_MODES, FORK, loader, options, values
 from helpers.patience import eventually
 from helpers.wrapping import options as quick
+from poptorch import _job
 from poptorch._base.errors import Error
 from poptorch.argparsers import registerCustomArgParser
 from poptorch.dataloader import AsynchronousDataAccessor, DataLoader
@@ -703,12 +704,43 @@ def flat(batches: DataLoader) -> list[float]:
 
 
 @pytest.mark.spec("data", 4)
-def test_a_warning_names_incomplete_last_batches(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_line_of_the_log_names_incomplete_last_batches(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="poptorch::python")
     loaders = of_each_process(3, sets.Numbers(53), 4, drop_last=False)
     assert [len(made.dataset) for made in loaders] == [18, 18, 17]
     assert "combined batch size (4) x 3 processes" in caplog.text
     for rest in (2, 1):
         assert f"the last batch of this process has {rest} samples" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "samples, arguments, rows",
+    [
+        (53, {"drop_last": False}, (2, 2, 1)),
+        (48, {"drop_last": False}, (4, 4, 4)),
+        (53, {}, (None,) * 3),  # whole batches only
+    ],
+)
+def test_a_job_knows_the_sizes_of_the_last_batches_before_it_trains(
+    samples: int, arguments: dict[str, Any], rows: tuple[int | None, ...]
+) -> None:
+    known = []
+
+    for made in of_each_process(3, sets.Numbers(samples), 4, **arguments):
+        iter(made)
+        known.append(_job.data_length().last_rows)
+
+    assert known == [*rows]
+
+
+@pytest.mark.parametrize("mode", DataLoaderMode)
+def test_the_last_batch_of_every_mode_has_the_size_that_the_job_knows(mode: DataLoaderMode) -> None:
+    (made,) = of_each_process(3, sets.Numbers(53), 4, drop_last=False, mode=mode)[:1]
+
+    *_, last = made
+
+    assert len(last) == _job.data_length().last_rows
+    made.terminate()
 
 
 def test_every_process_reads_everything_without_partitioning() -> None:

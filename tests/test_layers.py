@@ -152,7 +152,8 @@ SHARED = {"_base", "_ir"}  # what all rooms speak
 NAMES_OF_POPTORCH = {"_impl", "_poplar_executor"}  # scripts import these
 # Folders of tests without a folder in src, and their subjects; then tests that read other rooms.
 ROOMS = {
-    "checkpoints": {"_session"}, "dataloader_faults": {"_data"}, "conftest": {"_pod"},
+    "checkpoints": {"_session"}, "dataloader": {"_job"}, "dataloader_faults": {"_data"},
+    "conftest": {"_pod"},
     "estimates": {"_cost", "_ipu_model", "_session"}, "ipu_model": {"_systems"},
     "pod": {"_systems"}, "pva": {"_ipu_model", "_systems"}, "sweep": {"_ops"},
     "backends": {"_compile", "_job", "_update"}, "base": {"_capture", "_compile", "_cpu"},

@@ -199,7 +199,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             # All processes must take part in this exchange equally often; -1 means that the data
             # set has no length.
             seed = None if self._permuted is None else self.options.random_seed
-            _job.note_data_length(operator.length_hint(self, -1), seed)
+            last = notices.rows_of_last(self, self._plan)
+            _job.note_data_length(_job.DataLength(operator.length_hint(self, -1), seed, last))
         if self._accessor is not None:
             return _RemoteIteration(self, iter(self._accessor)._consumer)
         self._retire_workers()

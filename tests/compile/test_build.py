@@ -42,10 +42,13 @@ def test_the_error_lists_differences_from_process_0(
         ([(4, 0), (4, None)], None),
         ([(0, None), (4, None)], "process 0: 0; process 1: 4"),
         ([(4, 0), (4, 1)], "process 0: 0; process 1: 1"),
+        ([(4, None, 3), (4, None, 3)], None),
+        ([(4, None, 3), (4, None, None)], None),
+        ([(4, None, 3), (4, None, 2)], "process 0: 3 rows; process 1: 2 rows"),
     ],
 )
 def test_data_of_processes_is_of_one_length_and_one_order(
-    data: list[tuple[int, int | None]], said: str | None, monkeypatch: pytest.MonkeyPatch
+    data: list[tuple[int | None, ...]], said: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     group = types.SimpleNamespace(texts=lambda *_: [*map(json.dumps, data)])
     monkeypatch.setattr(agreement._job, "current", lambda: group)

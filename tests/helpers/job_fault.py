@@ -17,6 +17,7 @@ DIFFERENCES = (
     "other program",
     "other rate",
     "other length",
+    "other last batch",
     "other weights",
     "other numbers",
     "other order",
@@ -50,11 +51,17 @@ def train(what: str, index: int, calls: int = 2) -> None:
     model = Small(what if index and what in ("killed while compiling", "other program") else "")
     rate = 0.5 if index and what == "other rate" else 0.1
     data = torch.utils.data.TensorDataset(torch.ones(32, 4))
-    samples = torch.utils.data.Subset(data, range(8 if index and what == "other length" else 16))
+    fewer = {"other length": 8, "other last batch": 15} if index else {}
+    samples = torch.utils.data.Subset(data, range(fewer.get(what, 16)))
     options.randomSeed(3 + index * (what in ("other order", "same weights written")))
     shuffles = what == "other order"
     loader = poptorch.DataLoader(
-        options, samples, batch_size=2, shuffle=shuffles, auto_distributed_partitioning=shuffles
+        options,
+        samples,
+        batch_size=2,
+        shuffle=shuffles,
+        drop_last=what != "other last batch",
+        auto_distributed_partitioning=shuffles,
     )
     kind = poptorch.optim.Adam if "state" in what else torch.optim.SGD
     optimizer = kind(model.parameters(), lr=rate)

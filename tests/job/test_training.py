@@ -410,6 +410,13 @@ each_process = pytest.mark.parametrize("process", [0, 1])
             "other length",
             ["data for different numbers of calls", "process 0: 4; process 1: 2"],
         ),
+        (
+            "other last batch",
+            [
+                "last batches of the processes of this job differ in size",
+                "process 0: 4 rows; process 1: 3 rows",
+            ],
+        ),
         ("other weights", ["start with different weights", "param.layer.weight: "]),
         ("other numbers", ["hyper.0.lr: 0.3"]),
         (

@@ -123,8 +123,8 @@ def _compare(facts: Mapping[str, str], what: str, title: str, fix: str) -> None:
 def _check_data() -> None:
     """Compare for how many calls the processes have data, and in which order they divide it."""
     texts = _job.current().texts(json.dumps(_job.data_length()), "the lengths of their data")
-    lengths = [json.loads(text) for text in texts]
-    seeds = {index: seed for index, (_, seed) in enumerate(lengths) if seed is not None}
+    lengths = [_job.DataLength(*json.loads(text)) for text in texts]
+    seeds = {index: each.seed for index, each in enumerate(lengths) if each.seed is not None}
     if len({*seeds.values()}) > 1:
         raise Error(
             "The processes of this job shuffle the same data set with different seeds",
@@ -132,13 +132,23 @@ def _check_data() -> None:
             + "; the parts that they read would overlap",
             fix="call options.randomSeed with the same number in every process",
         )
-    known = {index: length for index, (length, _) in enumerate(lengths) if length >= 0}
+    known = {index: each.calls for index, each in enumerate(lengths) if each.calls >= 0}
     if len({*known.values()}) > 1:
         raise Error(
             "The processes of this job have data for different numbers of calls",
             got="; ".join(f"process {index}: {length}" for index, length in known.items()),
             fix=(
                 "let poptorch.DataLoader divide the data set, with drop_last=True",
+                "or give each process the same number of samples",
+            ),
+        )
+    last = {index: each.last_rows for index, each in enumerate(lengths) if each.last_rows}
+    if len({*last.values()}) > 1:
+        raise Error(
+            "The last batches of the processes of this job differ in size",
+            got="; ".join(f"process {index}: {rows} rows" for index, rows in last.items()),
+            fix=(
+                "leave incomplete batches out: poptorch.DataLoader(..., drop_last=True)",
                 "or give each process the same number of samples",
             ),
         )

@@ -98,9 +98,9 @@ def _incomplete(plan: Arrangement, samples: int, size: int, processes: int, prog
             "to leave the incomplete batch out."
         )
     elif samples % processes:
-        log.python.warning(
-            f"{begin}. Processes whose batches differ in size cannot train together. To leave the "
-            "incomplete batch out, pass drop_last=True."
+        log.python.info(
+            f"{begin}. The last batches of the processes differ in size: a training model refuses "
+            "them, and an inference model compiles another program."
         )
     else:
         log.python.info(f"{begin}, for which a model compiles another program.")
@@ -114,6 +114,14 @@ def _length(sampler: Any) -> int | None:
         return len(sampler)
     except TypeError:  # samplers need no length, and torch's base class has none
         return None
+
+
+def rows_of_last(loader: Any, plan: Arrangement) -> int | None:
+    """Return the size of the last batch of a loader that keeps incomplete batches, if known."""
+    if plan.combined is None or plan.drop_last or isinstance(loader.dataset, IterableDataset):
+        return None
+    samples = None if loader.batch_size is None else _length(loader.sampler)
+    return samples and (samples % plan.combined or plan.combined)
 
 
 def _micro_batches(batches: int | None, group: int, drop_last: bool) -> None:

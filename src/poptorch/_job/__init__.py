@@ -2,5 +2,5 @@
 heartbeats.
 """
 
-from .group import compare, current, data_length, join, note_data_length
+from .group import DataLength, compare, current, data_length, join, note_data_length
 from .rendezvous import endpoint, from_poprun, in_job, membership, own_address

@@ -12,7 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -424,16 +424,20 @@ def compare(facts: Mapping[str, str], what: str) -> dict[int, dict[str, str]]:
     return {i: json.loads(texts[i]) for i in (0, *others)}
 
 
-_data_length: tuple[int, int | None] = (-1, None)
+class DataLength(NamedTuple):
+    calls: int = -1  # in one iteration; -1 if unknown
+    seed: int | None = None  # of a shared order
+    last_rows: int | None = None  # in the last batch, if it may be incomplete
 
 
-def note_data_length(calls: int, seed: int | None) -> None:
-    """Record an iteration's number of calls, -1 if unknown, and the seed of a shared
-    order, or None.
-    """
+_data_length = DataLength()
+
+
+def note_data_length(length: DataLength) -> None:
+    """Record how much data the iteration has that began last."""
     global _data_length
-    _data_length = calls, seed
+    _data_length = length
 
 
-def data_length() -> tuple[int, int | None]:
+def data_length() -> DataLength:
     return _data_length
