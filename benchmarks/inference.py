@@ -178,15 +178,15 @@ def contestants(row: str, threads: int, folder: Path) -> dict[str, Run]:
     torch.manual_seed(0)
     model, inputs = make().eval(), data(int(rows))
     runs = {"eager": eager(model, inputs), "torch.compile": frozen(model, inputs)}
-    wanted: dict[str, Callable[[Path, Inputs, int], Run]] = {}
+    reference: dict[str, Callable[[Path, Inputs, int], Run]] = {}
     if importlib.util.find_spec("onnxruntime"):
-        wanted = {title: partial(onnxruntime, setting=each) for title, each in WAITING.items()}
+        reference = {title: partial(onnxruntime, setting=each) for title, each in WAITING.items()}
     if importlib.util.find_spec("openvino"):
-        wanted["OpenVINO"] = openvino
-    if wanted:
+        reference["OpenVINO"] = openvino
+    if reference:
         path = folder / "model.onnx"
         torch.onnx.export(model, inputs, str(path), dynamo=True, verbose=False)
-        runs |= {title: each(path, inputs, threads) for title, each in wanted.items()}
+        runs |= {title: each(path, inputs, threads) for title, each in reference.items()}
     if "ONNX Runtime" in runs:
         runs[BY_RUNTIME] = ours(model, inputs, "onnxruntime")
         runs[COMPILED] = ours(model, inputs)

@@ -188,7 +188,7 @@ def line(work: Workload, row: Figures) -> str:
     eager, other = (seconds[part] / seconds["ours"] for part in ("eager", "compile"))
     jax = f"  JAX {seconds['jax'] / seconds['ours']:5.2f}" if "jax" in seconds else ""
     interpreted = seconds["interpreted"] / seconds["eager"]
-    marks = ["" if got >= wanted else "!" for got, wanted in zip((eager, other), work.floors)]  # noqa: B905
+    marks = ["" if got >= expected else "!" for got, expected in zip((eager, other), work.floors)]  # noqa: B905
     return (
         f"{work.title:36s} {seconds['ours'] * 1e3:8.2f} ms  eager {eager:5.2f}{marks[0]:1s}"
         f" ({work.floors[0]})  compile {other:5.2f}{marks[1]:1s} ({work.floors[1]}){jax}"
@@ -219,15 +219,17 @@ def document(rows: dict[str, Figures], threads: int) -> str:
         f"{os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / 2**30:.0f} GiB; "
         f"{platform.system()} {platform.release()}, Python {platform.python_version()}, torch "
         f"{torch.__version__}, poptorch {poptorch.__version__}, commit {_commit()}, float32 unless "
-        "the row says otherwise.",
+        "the row names another type.",
         "",
         "## Steps",
         "",
-        "Milliseconds of one call: medians of alternating runs. Ratios are the time of the other "
-        "contestant divided by ours, with the required ratio in brackets, in **bold** if it is "
-        "missed. Interpreted: the time of a step on the interpreter, before compiled code takes "
-        "over, divided by that of eager PyTorch, at most 1. Share: model FLOP/s divided by the "
-        "measured rate of a 1024 x 1024 x 1024 matmul.",
+        "The table shows milliseconds per call: medians of runs that alternate. A ratio is the "
+        "time of the other system divided by ours. The goal is in brackets, and a ratio that "
+        "misses it "
+        'is **bold**. "Interpreted / eager" is the time of a step on the interpreter, before '
+        "compiled code takes over, divided by the time of eager PyTorch; the goal is at most 1. "
+        '"Share" is the rate of floating-point operations of the model, divided by the measured '
+        "rate of a 1024 x 1024 x 1024 matrix product.",
         "",
         "| workload | eager | torch.compile | JAX | poptorch | vs eager | vs torch.compile "
         "| vs JAX | interpreted / eager | share |",
@@ -250,9 +252,10 @@ def document(rows: dict[str, Figures], threads: int) -> str:
         "",
         "## First results and memory",
         "",
-        "Seconds from wrapping (imports done) to the first result and to full speed, in a process "
-        "that finds nothing compiled and in a second one; megabytes of peak memory beyond what "
-        "the process had before, the compiler's own included.",
+        "The table shows the seconds from wrapping (after all imports) to the first result and to "
+        "full speed, in a process that finds no compiled code and in a second process. Peak memory "
+        "is in megabytes, in addition to the memory that the process had before, and includes the "
+        "memory of the compiler.",
         "",
         "| workload | first | full | second process: first | full | torch.compile: first "
         "| JAX: first | MB eager | MB torch.compile | MB poptorch, second process |",

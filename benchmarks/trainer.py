@@ -82,8 +82,8 @@ def t5(count: int) -> Case:
         vocab_size=8192, d_model=256, d_kv=64, d_ff=1024, num_layers=4, num_heads=4,
         dropout_rate=0.0, use_cache=False, decoder_start_token_id=0,
     )  # fmt: skip
-    given, wanted = torch.randint(1, 8192, (count, 64)), torch.randint(1, 8192, (count, 32))
-    pairs = zip(given, wanted, strict=True)
+    given, expected = torch.randint(1, 8192, (count, 64)), torch.randint(1, 8192, (count, 32))
+    pairs = zip(given, expected, strict=True)
     return T5ForConditionalGeneration(config), [
         {"input_ids": row, "labels": labels} for row, labels in pairs
     ]
@@ -176,12 +176,13 @@ def main() -> None:
         title = f"{model}, {chosen.rows} samples x {chosen.accumulation}: an update"
         print(table(title, times, "plain Trainer"), flush=True)
         pairs = list(zip(losses["plain Trainer"], losses["poptorch"], strict=True))
-        apart = max(abs(one - other) for one, other in pairs)
+        difference = max(abs(one - other) for one, other in pairs)
         print(
-            f"  losses at most {apart:.1e} apart, mean {statistics.mean(p for p, _ in pairs):.3f}"
+            f"  losses differ by at most {difference:.1e}, "
+            f"mean {statistics.mean(p for p, _ in pairs):.3f}"
         )
         results[model] = {"ms": {name: 1e3 * each for name, each in medians(times).items()}}
-        results[model] |= {"arguments": arguments, "apart": apart}
+        results[model] |= {"arguments": arguments, "apart": difference}
     if chosen.out:
         chosen.out.write_text(json.dumps(results, indent=1) + "\n")
 

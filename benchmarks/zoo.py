@@ -186,11 +186,15 @@ def verdict(make: Make, backend: str) -> str | None:
         trained = ours(model, batch, backend)
     except Exception as error:  # the result that this table shows
         return f"refused: {type(error).__name__}: {str(error.args[0] if error.args else '')[:100]}"
-    apart = distance(trained, exact)
-    if apart > 2 * noise + 1e-9:
+    difference = distance(trained, exact)
+    if difference > 2 * noise + 1e-9:
         others = (eager(nudged(model, seed), batch, torch.float32) for seed in range(3))
         noise = max(noise, *(distance(other, exact) for other in others))
-    return "equal" if apart <= 2 * noise + 1e-9 else f"apart by {apart:.1e}, eager by {noise:.1e}"
+    return (
+        "equal"
+        if difference <= 2 * noise + 1e-9
+        else f"differ by {difference:.1e}, eager by {noise:.1e}"
+    )
 
 
 class Skipped(logging.Handler):

@@ -148,8 +148,8 @@ def table(runs: Sequence[Run]) -> Iterator[str]:
     for title, pick in (("first", 0), ("last", -1)):
         speeds = f"{first.speeds[pick]:>16.1f}{last.speeds[pick]:>16.1f}"
         yield f"{title + ' round':<16}{speeds}  micro-batches/s"
-    apart = max(abs(a - b) for a, b in zip(first.losses[:20], last.losses[:20], strict=True))
-    yield f"losses of the first 20 updates: at most {apart:.1e} apart"
+    difference = max(abs(a - b) for a, b in zip(first.losses[:20], last.losses[:20], strict=True))
+    yield f"losses of the first 20 updates differ by at most {difference:.1e}"
     yield ratio(runs)
 
 

@@ -54,8 +54,8 @@ def _described(value: Any) -> str:
         return str([*map(_described, value)])
     if not isinstance(value, torch.Tensor):
         return type(value).__name__
-    lies = "" if value.is_mkldnn else value.stride()
-    return f"{value.dtype} {tuple(value.shape)} {lies}"
+    strides = "" if value.is_mkldnn else value.stride()
+    return f"{value.dtype} {tuple(value.shape)} {strides}"
 
 
 def _graph(title: str, module: fx.GraphModule, labels: bool = False) -> Iterator[str]:

@@ -25,7 +25,7 @@ HEAD = """\
 <!-- Written by scripts/errors_page.py. -->
 
 This page lists every error in alphabetical order of its title (the first line of the message), and
-the remedies that it suggests. *...* stands for values that differ from case to case. If an error
+the remedies that it suggests. *...* represents values that differ from case to case. If an error
 suggests different remedies in different cases, they are separated by *or, in other cases:*. In
 addition to the title and the remedies, an error shows the values that caused it and your own source
 line. All errors are instances of `poptorch.Error`. If an error is also an instance of a builtin

@@ -165,9 +165,9 @@ def test_poisoned_buffers_show_use_after_release(monkeypatch: pytest.MonkeyPatch
     data = [[torch.zeros(2, dtype=dtype) for dtype in POISON]] * 3
     made = accessor(data, buffer_size=10, load_indefinitely=False)
     kept = list(made)
-    wanted = [torch.full((2,), value, dtype=dtype) for dtype, value in POISON.items()]
+    reference = [torch.full((2,), value, dtype=dtype) for dtype, value in POISON.items()]
     for element in kept:
-        torch.testing.assert_close(element, wanted, equal_nan=True)
+        torch.testing.assert_close(element, reference, equal_nan=True)
     assert all(not any(t.any() for t in element) for element in made)  # but not before
 
 

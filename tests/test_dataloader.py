@@ -409,8 +409,10 @@ def test_errors_of_the_data_set_are_unchanged_and_the_loader_continues(workers: 
     del made, caught  # whose cycle would keep the workers
 
 
-APART = torch.rand(23, 4).t().contiguous().t()  # whose rows are not contiguous
-TENSORS = TensorDataset(torch.rand(23, 3), torch.arange(23), torch.rand(23, 2, 2).half(), APART)
+BY_COLUMNS = torch.rand(23, 4).t().contiguous().t()  # whose rows are not contiguous
+TENSORS = TensorDataset(
+    torch.rand(23, 3), torch.arange(23), torch.rand(23, 2, 2).half(), BY_COLUMNS
+)
 
 
 class Augmented(TensorDataset):
@@ -455,8 +457,8 @@ def test_tensor_data_sets_give_torch_s_batches_over_several_epochs(
         batches = [batch for _ in range(3) for batch in made]
         return batches, torch.rand(2)  # the same draws from torch's generator
 
-    (got, after), (expected, wanted_after) = epochs(loader), epochs(torch_s)
-    assert torch.equal(after, wanted_after)
+    (got, after), (expected, expected_after) = epochs(loader), epochs(torch_s)
+    assert torch.equal(after, expected_after)
     torch.testing.assert_close(got, expected, rtol=0, atol=0)
     assert [type(batch) for batch in got] == [type(batch) for batch in expected]
 

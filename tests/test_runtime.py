@@ -82,12 +82,12 @@ def test_logs_go_to_stderr_without_colours() -> None:
     )
     done = python(code, RDMAV_FORK_SAFE="0")
     assert done.stdout == "done\n" * 3
-    silent, shown, told, end = done.stderr.split("----\n")
+    silent, shown, warned, end = done.stderr.split("----\n")
     assert silent == ""
     assert end == ""
     assert "Graph compilation: 100%" in shown
-    assert "[poptorch::python] [warning] Call to compile() ignored" in told
-    assert "\033" not in told
+    assert "[poptorch::python] [warning] Call to compile() ignored" in warned
+    assert "\033" not in warned
 
 
 @pytest.mark.spec("runtime", 29)

@@ -59,16 +59,16 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
 
 def required(name: str, extra: str = "") -> set[str]:
     """The names of the distributions that one asks for, and those ask for, with itself."""
-    wanted, names = [(name, extra)], {name}
-    while wanted:
-        holder, chosen = wanted.pop()
+    expected, names = [(name, extra)], {name}
+    while expected:
+        holder, chosen = expected.pop()
         for line in metadata.requires(holder) or ():
             needed = Requirement(line)
             if needed.marker is None or needed.marker.evaluate({"extra": chosen}):
                 found = canonicalize_name(needed.name)
                 if found not in names:
                     names.add(found)
-                    wanted += [(found, part) for part in needed.extras or {""}]
+                    expected += [(found, part) for part in needed.extras or {""}]
     return names
 
 
@@ -138,21 +138,21 @@ def test_the_readme_trains_where_nothing_else_is_installed(alone: Path, tmp_path
     assert {"torch", "numpy", "tqdm", "filelock", "safetensors"} <= set(seen["beside"])
     tools = {"pytest", "mypy", "transformers", "lightning", "torch-geometric"}
     assert tools.isdisjoint(seen["beside"])
-    for extra, told in seen["missing"].items():
-        assert f'pip install "poptorch[{extra}]"' in told
+    for extra, shown in seen["missing"].items():
+        assert f'pip install "poptorch[{extra}]"' in shown
     assert sorted(seen["commands"]) == ["gc-info", "gc-monitor", "poprun", "poptorch"]
-    for name, told in seen["commands"].items():
+    for name, shown in seen["commands"].items():
         assert (alone / "bin" / name).is_file()
-        assert told.startswith("usage: ")
+        assert shown.startswith("usage: ")
 
 
 def test_the_metadata_of_the_wheel_is_complete(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as packed:
         (name,) = [name for name in packed.namelist() if name.endswith("METADATA")]
-        told = message_from_string(packed.read(name).decode())
-    assert told["License-Expression"] == "MIT"
-    assert set(told.get_all("Provides-Extra")) >= {"graphs", "transformers", "lightning"}
-    text = told.get_payload()
+        shown = message_from_string(packed.read(name).decode())
+    assert shown["License-Expression"] == "MIT"
+    assert set(shown.get_all("Provides-Extra")) >= {"graphs", "transformers", "lightning"}
+    text = shown.get_payload()
     assert isinstance(text, str)
     links = re.findall(r"\]\(([^)]+)\)", text)
     assert [link for link in links if not link.startswith("http")] == []
@@ -160,7 +160,9 @@ def test_the_metadata_of_the_wheel_is_complete(wheel: Path) -> None:
     assert "[MIT licence](LICENSE)" in readme  # so there was one to take out
     assert "![" in readme
     assert "![" not in text
-    assert told["Version"] == re.findall(r"^## (.*)$", (ROOT / "CHANGELOG.md").read_text(), re.M)[0]
+    assert (
+        shown["Version"] == re.findall(r"^## (.*)$", (ROOT / "CHANGELOG.md").read_text(), re.M)[0]
+    )
 
 
 # What a checker must find is marked: a mark where it finds nothing is an error, too.
@@ -237,5 +239,5 @@ def test_type_checkers_accept_a_script_and_find_misspelt_names(wheel: Path, tmp_
     if (ROOT / ".mypy_cache").is_dir():
         shutil.copytree(ROOT / ".mypy_cache", tmp_path / ".mypy_cache")
     where = {"MYPYPATH": str(tmp_path / "installed"), "PYTHONPATH": ""}
-    told = run(sys.executable, "-m", "mypy", "checked.py", cwd=tmp_path, **where)
-    assert "no issues found in 1 source file" in told
+    shown = run(sys.executable, "-m", "mypy", "checked.py", cwd=tmp_path, **where)
+    assert "no issues found in 1 source file" in shown

@@ -61,12 +61,12 @@ def train(half_weights: bool, half_data: bool, rounding: bool) -> tuple[list[flo
 
 
 def main() -> None:
-    wanted = {
+    expected = {
         "float32": (False, False, False),
         "half data": (False, True, False),
         "half": (True, True, True),
     }
-    results = {name: train(*settings) for name, settings in wanted.items()}
+    results = {name: train(*settings) for name, settings in expected.items()}
     for name, (losses, share) in results.items():
         print(f"{name}: loss {losses[0]:.3f} to {losses[-1]:.3f}, {share:.0%} are right")
         assert share > 0.5

@@ -54,7 +54,7 @@ def largest_difference(one: Result, other: Result) -> str:
     if not pairs:
         return "No step was made, so there are no losses to compare"
     difference = max(abs(a - b) / abs(a) for a, b in pairs)
-    return f"Losses of the first {len(pairs)} steps: at most {difference:.1e} apart (relative)"
+    return f"Losses of the first {len(pairs)} steps differ by at most {difference:.1e} (relative)"
 
 
 def gain(native: Result, ours: Result) -> str:

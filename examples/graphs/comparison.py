@@ -100,13 +100,13 @@ def side_by_side(batches: Iterable[tuple[Any, Any]], eager: Step, ours: Step) ->
 def report(runs: tuple[Run, Run], metric: str, values: tuple[float, float]) -> None:
     """Print the results of both."""
     pairs = zip(*(run.losses[:COMPARED] for run in runs), strict=True)
-    apart = max(abs(a - b) / max(abs(a), 1e-3) for a, b in pairs)
+    difference = max(abs(a - b) / max(abs(a), 1e-3) for a, b in pairs)
     print(f"{'':24s}{'last loss':>12s}{metric:>26s}{'ms per update':>16s}{'first update':>15s}")
     for run, value in zip(runs, values, strict=True):
         print(f"{run.name:24s}{run.losses[-1]:12.4f}{value:26.4f}{run.milliseconds:16.2f}"
               f"{run.seconds[0]:13.2f} s")  # fmt: skip
     count = len(runs[0].losses[:COMPARED])
-    print(f"Losses of the first {count} updates are at most {apart:.1e} apart (relative)")
+    print(f"Losses of the first {count} updates differ by at most {difference:.1e} (relative)")
     ratio = runs[0].milliseconds / runs[1].milliseconds
     print(f"An update of torch_geometric's takes {ratio:.2f} times as long as poptorch's")
 

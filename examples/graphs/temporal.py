@@ -126,8 +126,8 @@ def main(arguments: Sequence[str] | None = None) -> tuple[comparison.Run, compar
         comparison.plain(model, adam),
         lambda parts: trainer(*parts[0]),
     )
-    apart = float((ours.memory[:people] - model.memory[:people]).abs().max())
-    print(f"{people} people, {EVENTS} events a batch; memories are at most {apart:.1e} apart")
+    difference = float((ours.memory[:people] - model.memory[:people]).abs().max())
+    print(f"{people} people, {EVENTS} events a batch; memories differ by at most {difference:.1e}")
     comparison.report(runs, "accuracy, last quarter", (accuracy(runs[0]), accuracy(runs[1])))
     if args.plot:
         comparison.picture(args.plot, "Who talks to whom, from a memory of each person", runs)

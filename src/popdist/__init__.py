@@ -37,9 +37,9 @@ def init() -> None:
     Raises:
         poptorch.Error: the other processes cannot be reached.
     """
-    here = _job.membership()
-    if here.count > 1:
-        _job.join(here.index, here.count, Runtime.process_timeout)
+    member = _job.membership()
+    if member.count > 1:
+        _job.join(member.index, member.count, Runtime.process_timeout)
 
 
 def getInstanceIndex() -> int:
@@ -83,11 +83,11 @@ def checkNumIpusPerReplica(num_ipus: int) -> None:
     Raises:
         ValueError: they differ, in a job that poprun has started.
     """
-    here = _job.membership()
-    if _job.from_poprun() and num_ipus != here.ipus_per_replica:
+    member = _job.membership()
+    if _job.from_poprun() and num_ipus != member.ipus_per_replica:
         raise InvalidValue(
             "The number of IPUs per replica differs from the launcher's setting",
-            got=f"{num_ipus}; poprun --ipus-per-replica {here.ipus_per_replica}",
+            got=f"{num_ipus}; poprun --ipus-per-replica {member.ipus_per_replica}",
             fix=f"start the job with poprun --ipus-per-replica {num_ipus}",
         )
 

@@ -73,20 +73,20 @@ def acquire(count: int, ipu_id: int | None = None, wait: bool = False) -> Lease:
     if count == 0:
         return Lease(None, (), lambda: None)
     system = _systems.current()
-    wanted = _candidates(system, count, ipu_id)
+    candidates = _candidates(system, count, ipu_id)
     pause = _FIRST_WAIT
     while True:
         try:
-            lease, busy = _try(system, wanted)
+            lease, busy = _try(system, candidates)
         except OSError as trouble:
             _keep_to_itself(str(trouble))
-            lease, busy = _try(system, wanted)
+            lease, busy = _try(system, candidates)
         if lease is not None:
             log.trace("Attached to device %s", lease)
             return lease
         if not wait:
             if ipu_id is None and not env.get("POPTORCH_POD_DIR"):
-                lease, _ = _try(system, wanted, beside_others=True)
+                lease, _ = _try(system, candidates, beside_others=True)
             if lease is None:
                 raise _all_busy(count, ipu_id, busy)
             log.engine.warning(
@@ -128,15 +128,15 @@ def _candidates(system: System, count: int, ipu_id: int | None) -> list[int]:
             ),
         )
     if ipu_id is None:
-        wanted = system.of_size(count)
-        if not wanted:
+        candidates = system.of_size(count)
+        if not candidates:
             raise Error(
                 f"Failed to acquire {count} IPU(s): No device found on the system with {count} "
                 "IPUs",
                 got=f"{system.chips} IPUs in {system.name}",
                 fix=f"choose a larger system: POPTORCH_POD={count}",
             )
-        return wanted
+        return candidates
     if not 0 <= ipu_id < len(devices):
         raise Error(
             f"Failed to acquire device Id {ipu_id}",
@@ -171,7 +171,7 @@ def _all_busy(count: int, ipu_id: int | None, busy: Iterable[Holder]) -> Error:
 
 
 def _try(
-    system: System, wanted: Iterable[int], beside_others: bool = False
+    system: System, candidates: Iterable[int], beside_others: bool = False
 ) -> tuple[Lease | None, list[Holder]]:
     folder, name = _place(system)
     own = ProcessIdentity.current()
@@ -179,16 +179,16 @@ def _try(
         present = _present(folder, name)
         counted = [each for each in present if not beside_others or each.process == own]
         busy = {chip for holder in counted for chip in holder.chips}
-        for device in wanted:
+        for device in candidates:
             chips = tuple(system.devices[device])
             if busy.isdisjoint(chips):
                 holder = Holder(device, chips, own, time.time())
                 file = _written(holder, folder / f"{name}.{secrets.token_hex(8)}.json")
-                return Lease(device, chips, functools.partial(_give_back, file, os.getpid())), []
+                return Lease(device, chips, functools.partial(_release, file, os.getpid())), []
     return None, present
 
 
-def _give_back(file: Path, pid: int) -> None:
+def _release(file: Path, pid: int) -> None:
     if os.getpid() != pid:  # a forked copy of the lease owns nothing
         return
     try:

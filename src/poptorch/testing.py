@@ -106,10 +106,10 @@ def _check_training(backend: str, iterations: int = 1, **counts: int) -> None:
                 (loss / window).backward()
                 expected.append((out.detach(), loss.detach()))
             optimizer.step()
-        wanted = torch.stack([loss for _, loss in expected])
-        torch.testing.assert_close(losses.reshape(-1), wanted, rtol=1e-4, atol=1e-5)
-        wanted = torch.cat([out for out, _ in expected])
-        torch.testing.assert_close(outputs, wanted, rtol=1e-4, atol=1e-5)
+        expected_values = torch.stack([loss for _, loss in expected])
+        torch.testing.assert_close(losses.reshape(-1), expected_values, rtol=1e-4, atol=1e-5)
+        expected_values = torch.cat([out for out, _ in expected])
+        torch.testing.assert_close(outputs, expected_values, rtol=1e-4, atol=1e-5)
     for name, value in eager.named_parameters():
         trained = training.model.get_parameter(name)
         torch.testing.assert_close(trained, value, rtol=1e-4, atol=1e-5)
@@ -157,9 +157,9 @@ def _results_are_new(backend: str) -> None:
     before = out.clone()
     same.zero_()
     weight.zero_()
-    again = wrapped(x)
+    repeated = wrapped(x)
     assert torch.equal(out, before)
-    assert torch.equal(again[2], before)
+    assert torch.equal(repeated[2], before)
     assert not torch.equal(x, same)
 
 

@@ -186,11 +186,11 @@ def load(
 
 def _options_of(saved: files.Saved) -> Options:
     """Return the options in a file, without those that only apply to the machine that wrote it."""
-    asked, options = Options(), Options()
+    edited, options = Options(), Options()
     try:
-        apply_data(asked, saved.options)
+        apply_data(edited, saved.options)
         # once more, because the options in a file could name folders
-        apply_calls(options, as_calls(asked))
+        apply_calls(options, as_calls(edited))
         with contextlib.suppress(Error):  # compiling reports conditions that are not met
             freeze(options, training=saved.algorithm is not None)
     except Exception as error:  # setters raise errors of many types

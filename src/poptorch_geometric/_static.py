@@ -54,8 +54,8 @@ def scatter(
         return plain
     dim = dim % src.dim()
     if reduce in ("sum", "add", "mean"):
-        there = _along(index >= 0, src, dim)
-        total: Tensor = _scatter(torch.where(there, src, 0), somewhere(index), dim, dim_size)
+        is_present = _along(index >= 0, src, dim)
+        total: Tensor = _scatter(torch.where(is_present, src, 0), somewhere(index), dim, dim_size)
         if reduce != "mean":
             return total
         return total / _along(degree(index, dim_size, src.dtype).clamp(min=1), src, dim)
@@ -90,9 +90,9 @@ def softmax(
         return plain
     safe = somewhere(index)
     most = scatter(src.detach(), index, dim, num_nodes, "max").index_select(dim, safe)
-    there = _along(index >= 0, src, dim)
+    is_present = _along(index >= 0, src, dim)
     # A large value in a removed entry must not become infinite, because its gradient would be NaN.
-    powers = torch.where(there, src - most, 0.0).exp() * there
+    powers = torch.where(is_present, src - most, 0.0).exp() * is_present
     total = scatter(powers, index, dim, num_nodes) + 1e-16
     return powers / total.index_select(dim, safe)
 
@@ -180,24 +180,24 @@ def topk(
     all nodes.
     """
     nodes = len(batch)
-    there, x = batch >= 0, x.view(-1)
+    is_present, x = batch >= 0, x.view(-1)
     mark_absent()
     places = somewhere(batch)
     if min_score is not None:
         best = scatter(x, batch, 0, nodes, "max")[places] - tol
-        kept = (x > best.clamp(max=min_score)) & there
+        kept = (x > best.clamp(max=min_score)) & is_present
         order = torch.arange(nodes, device=x.device)
     elif ratio is not None:
         counts = scatter(torch.ones_like(batch), batch, 0, nodes)
         if ratio >= 1:
-            wanted = torch.full_like(counts, int(ratio))
+            numbers_kept = torch.full_like(counts, int(ratio))
         else:
-            wanted = (float(ratio) * counts.to(x.dtype)).ceil().to(counts.dtype)
+            numbers_kept = (float(ratio) * counts.to(x.dtype)).ceil().to(counts.dtype)
         order = x.argsort(descending=True, stable=True)
-        order = order[torch.where(there, batch, nodes)[order].argsort(stable=True)]
+        order = order[torch.where(is_present, batch, nodes)[order].argsort(stable=True)]
         first = counts.cumsum(0) - counts
         rank = torch.arange(nodes, device=x.device) - first[places[order]]
-        kept = (rank < wanted[places[order]]) & there[order]
+        kept = (rank < numbers_kept[places[order]]) & is_present[order]
     else:
         raise ValueError("At least one of the 'ratio' and 'min_score' parameters must be specified")
     chosen = torch.where(kept, order, -1)

@@ -51,8 +51,8 @@ def _chebyshev_norm(
 ) -> tuple[Tensor, Tensor]:
     edge_index, weight = get_laplacian(edge_index, edge_weight, normalization, dtype, num_nodes)
     if lambda_max is None:
-        there = edge_index[0] >= 0
-        lambda_max = 2.0 * torch.where(there, weight, -torch.inf).max()
+        is_present = edge_index[0] >= 0
+        lambda_max = 2.0 * torch.where(is_present, weight, -torch.inf).max()
     if batch is not None and isinstance(lambda_max, Tensor) and lambda_max.numel() > 1:
         lambda_max = lambda_max[batch[edge_index[0]]]
     scaled = 2.0 * weight / lambda_max
@@ -73,9 +73,9 @@ def _hetero_batch_norm(module: Any, x: Tensor, type_vec: Tensor) -> Tensor:
                 if factor is None:
                     module.num_batches_tracked.add_(1)
                     factor = 1.0 / module.num_batches_tracked
-                here = _static.degree(type_vec, types, x.dtype).clamp(max=1).view(-1, 1)
-                module.running_mean.add_(here * factor * (mean - module.running_mean))
-                module.running_var.add_(here * factor * (var - module.running_var))
+                has_nodes = _static.degree(type_vec, types, x.dtype).clamp(max=1).view(-1, 1)
+                module.running_mean.add_(has_nodes * factor * (mean - module.running_mean))
+                module.running_var.add_(has_nodes * factor * (var - module.running_var))
     out: Tensor = (x - mean[type_vec]) / var.clamp(module.eps).sqrt()[type_vec]
     if module.affine:
         out = out * module.weight[type_vec] + module.bias[type_vec]
@@ -152,15 +152,15 @@ def _in_this_thread(replacement: Any, usual: Any) -> Any:
 @functools.lru_cache(maxsize=1)
 def _places(modules: int) -> tuple[tuple[Any, str, Any], ...]:
     """Find all names in torch_geometric's modules that refer to one of the functions."""
-    wanted: dict[Any, Any] = {}
+    substitutes: dict[Any, Any] = {}
     for path, replacements in FUNCTIONS.items():
         module = importlib.import_module(f"torch_geometric.{path}")
-        wanted |= {getattr(module, each.__name__): each for each in replacements}
+        substitutes |= {getattr(module, each.__name__): each for each in replacements}
     places = []
     for path, owner in list(sys.modules.items()):
         if path.partition(".")[0] == "torch_geometric":
             for attribute, value in list(vars(owner).items()):
                 is_hashable = type(value).__hash__ is not None
-                if callable(value) and is_hashable and value in wanted:
-                    places.append((owner, attribute, wanted[value]))
+                if callable(value) and is_hashable and value in substitutes:
+                    places.append((owner, attribute, substitutes[value]))
     return tuple(places)

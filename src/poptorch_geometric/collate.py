@@ -104,7 +104,7 @@ class FixedSizeCollater:
                 fix=("allow one more graph for padding: FixedSizeOptions(num_graphs=samples + 1)"),
             )
         if self._unchecked:
-            self._say_unknown(graphs[0])
+            self._report_unknown(graphs[0])
         padding = _fitting.padding_graphs(graphs[0], sizes, levels, missing, spare)
         batch = Batch.from_data_list(
             [*graphs, *padding], follow_batch=self.follow_batch, exclude_keys=self.exclude_keys
@@ -117,7 +117,7 @@ class FixedSizeCollater:
                     _graphs.set_attribute(batch, kind, f"{what}_mask", mask)
         return batch
 
-    def _say_unknown(self, model: Any) -> None:
+    def _report_unknown(self, model: Any) -> None:
         self._unchecked = False
         known = [*model.keys(), *self.exclude_keys]
         defaults = self.fixed_size_options.pad_graph_defaults or {}

@@ -126,7 +126,7 @@ class FixedSizeOptions:
             loader: yields graphs or batches. It is iterated again until the limit is reached.
             sample_limit: inspect this number of batches.
         """
-        batches = itertools.islice(_again_and_again(loader), sample_limit)
+        batches = itertools.islice(_repeated_batches(loader), sample_limit)
         nodes, edges, graphs = _room(batches, 1, "loader")
         return cls(nodes, edges, graphs + 1)
 
@@ -158,7 +158,7 @@ def _times(real: int, largest: dict[Any, int]) -> Sizes:
     return sizes[None] if list(sizes) == [None] else sizes
 
 
-def _again_and_again(loader: Iterable[Any]) -> Iterator[Any]:
+def _repeated_batches(loader: Iterable[Any]) -> Iterator[Any]:
     batch = None
     while True:
         for batch in loader:

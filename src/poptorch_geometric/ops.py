@@ -165,11 +165,11 @@ def knn_interpolate(
         [M, F]; 0 where an example has no point.
     """
     near = knn(pos_x, pos_y, k, batch_x, batch_y)[1]
-    there = near >= 0
+    is_present = near >= 0
     sources = near.clamp(min=0)
     positions_x, positions_y = _points(pos_x, batch_x).detach(), _points(pos_y, batch_y).detach()
-    apart = positions_x[sources] - positions_y.repeat_interleave(k, 0)
-    weights = there / apart.square().sum(-1).clamp(min=1e-16)
+    differences = positions_x[sources] - positions_y.repeat_interleave(k, 0)
+    weights = is_present / differences.square().sum(-1).clamp(min=1e-16)
     weights = weights.view(-1, k, 1)
     total = (x[sources].view(-1, k, x.shape[-1]) * weights).sum(1)
     return total / weights.sum(1).clamp(min=torch.finfo(weights.dtype).tiny)

@@ -49,8 +49,8 @@ def test_the_error_explains_the_cause(
     cause: str, function: Callable[..., Any], x: list[float], y: list[float]
 ) -> None:
     x, y = torch.tensor(x), torch.tensor(y)
-    got, want = infer(function, x, y), function(x, y)
-    torch.testing.assert_close(got, want, equal_nan=True)  # off by default
+    got, expected_value = infer(function, x, y), function(x, y)
+    torch.testing.assert_close(got, expected_value, equal_nan=True)  # off by default
     with pytest.raises(poptorch.Error, match=f"Floating-point exception: {cause}"):
         infer(function, x, y, opts=checking())
 

@@ -12,7 +12,7 @@ from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from helpers.closeness import FUNCTION, near
-from helpers.wrapping import Regression, Twins, normal
+from helpers.wrapping import EagerPair, Regression, normal
 from poptorch._base import private
 from poptorch._update.algorithms import ALGORITHMS
 from poptorch.backends import calls, fused_steps
@@ -42,9 +42,9 @@ def test_a_model_trains_as_eagerly(name: str, monkeypatch: pytest.MonkeyPatch) -
 
     changed = dataclasses.replace(kernel, call=noting)
     monkeypatch.setitem(fused_steps.KERNELS, operator, changed)
-    twins = Twins(Regression(WIDTH, WIDTH), optimizer, **rounded(0.1))
-    twins.step(X, Y, count=3)
-    ours, eagers = twins.model.state_dict(), twins.eager.state_dict()
+    pair = EagerPair(Regression(WIDTH, WIDTH), optimizer, **rounded(0.1))
+    pair.step(X, Y, count=3)
+    ours, eagers = pair.model.state_dict(), pair.eager.state_dict()
     torch.testing.assert_close(ours, eagers, **rounded(0.3))
     assert sorted(shapes) == sorted([(WIDTH, WIDTH), (WIDTH,)] * 3)
 
@@ -121,11 +121,11 @@ def is_taken(module: fx.GraphModule) -> bool:
 def test_the_numbers_are_those_of_the_operators(name: str, change: Any, variable: bool) -> None:
     """Also where the kernel's own formula has a division by zero; to the last bit for SGD."""
     module, arguments = graph(name, variable, change, nothing)
-    wanted, got = run(module, arguments), run(fused_steps.fuse_steps(module), arguments)
+    expected, got = run(module, arguments), run(fused_steps.fuse_steps(module), arguments)
     assert is_taken(module)
     assert len([n for n in module.graph.nodes if n.op == "call_function"]) <= 4  # with a decay
     close = {"rtol": 0, "atol": 0} if name == "sgd" else near(16, size=0.05)
-    for one, other in zip(got, wanted, strict=True):
+    for one, other in zip(got, expected, strict=True):
         torch.testing.assert_close(one, other, **close)
 
 
@@ -143,10 +143,10 @@ def test_the_numbers_are_those_of_the_operators(name: str, change: Any, variable
 )
 def test_only_a_gradient_may_be_read_by_others(name: str, extra: Any, taken: bool) -> None:
     module, arguments = graph(name, True, {}, extra)
-    wanted = module(*[tensor.clone() for tensor in arguments])
+    expected = module(*[tensor.clone() for tensor in arguments])
     fused_steps.fuse_steps(module)
     assert is_taken(module) is taken
-    torch.testing.assert_close(module(*[tensor.clone() for tensor in arguments]), wanted)
+    torch.testing.assert_close(module(*[tensor.clone() for tensor in arguments]), expected)
 
 
 @pytest.mark.parametrize(
@@ -193,12 +193,12 @@ def test_narrow_weights_are_computed_in_float32(name: str) -> None:
     arguments = [normal(WIDTH, WIDTH, seed=at) for at in range(4)]
     arguments = [*(each.bfloat16() for each in arguments[:2]), arguments[2], arguments[3].abs()]
     module = make_fx(function, tracing_mode="fake")(*arguments)
-    wanted, got = run(module, arguments), run(fused_steps.fuse_steps(module), arguments)
+    expected, got = run(module, arguments), run(fused_steps.fuse_steps(module), arguments)
     assert is_taken(module)
     casts = module.graph.find_nodes(op="call_function", target=torch.ops.aten._to_copy.default)
     assert len(casts) == (2 if name == "adam" else 0)  # its decay is part of the gradient
-    torch.testing.assert_close(got[0], wanted[0], **near(16, dtype=torch.bfloat16))
-    torch.testing.assert_close(got[2:], wanted[2:], **near(16, size=0.05))
+    torch.testing.assert_close(got[0], expected[0], **near(16, dtype=torch.bfloat16))
+    torch.testing.assert_close(got[2:], expected[2:], **near(16, size=0.05))
 
 
 def test_a_narrow_weight_that_is_cast_elsewhere_too_is_taken_by_the_kernel() -> None:
@@ -241,12 +241,12 @@ STATE, GRADIENT, OTHER = (normal(4, 4, seed=seed) for seed in range(3))
 def rewritten(function: Any, *arguments: torch.Tensor) -> Any:
     """Check that bits stay, of results and of what is written; return the new graph."""
     module = make_fx(function, tracing_mode="fake")(*arguments)
-    wanted = [each.clone() for each in arguments]
-    results = module(*wanted)
+    expected = [each.clone() for each in arguments]
+    results = module(*expected)
     calls.with_fewer_calls(module)
     got = [each.clone() for each in arguments]
     torch.testing.assert_close(module(*got), results, rtol=0, atol=0)
-    torch.testing.assert_close(got, wanted, rtol=0, atol=0)
+    torch.testing.assert_close(got, expected, rtol=0, atol=0)
     return module.graph
 
 

@@ -175,9 +175,9 @@ class Shifted(nn.Module):
         before[:, 1:] = labels[:, :-1].clone()
         before[:, 0] = 1
         before.masked_fill_(before == -100, 0)
-        wanted = nn.functional.pad(labels, (0, 1), value=-100)[:, 1:].reshape(-1)
+        expected = nn.functional.pad(labels, (0, 1), value=-100)[:, 1:].reshape(-1)
         out = self.layer(self.rows(tokens) + self.rows(before))
-        return nn.functional.cross_entropy(out.view(-1, 4), wanted)
+        return nn.functional.cross_entropy(out.view(-1, 4), expected)
 
 
 def test_shifted_labels_are_checked_in_each_call() -> None:

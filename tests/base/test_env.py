@@ -135,14 +135,14 @@ def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("lies", ["job/part", "job", ""])
-def test_a_limit_of_a_group_counts_without_the_page_cache(groups: Path, lies: str) -> None:
+@pytest.mark.parametrize("group", ["job/part", "job", ""])
+def test_a_limit_of_a_group_counts_without_the_page_cache(groups: Path, group: str) -> None:
     (groups / "own").write_text("0::/job/part\n")
     (groups / "job" / "part").mkdir(parents=True)
     (groups / "job" / "memory.max").write_text("max\n")
-    (groups / lies / "memory.max").write_text(f"{8 * GIB}\n")
-    (groups / lies / "memory.current").write_text(f"{7 * GIB}\n")
-    (groups / lies / "memory.stat").write_text(f"anon 5\ninactive_file {6 * GIB}\n")
+    (groups / group / "memory.max").write_text(f"{8 * GIB}\n")
+    (groups / group / "memory.current").write_text(f"{7 * GIB}\n")
+    (groups / group / "memory.stat").write_text(f"anon 5\ninactive_file {6 * GIB}\n")
     assert resources.available_memory() == 7 * GIB
     assert resources.memory_size() == 24 * GIB
 

@@ -153,14 +153,14 @@ def test_training_without_a_private_name_warns_or_is_refused(
         model, backend = small, "optimise"
         monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(cache))
         monkeypatch.setattr(tiers._cores, "idle", lambda: 0.0)  # in this process
-    wanted = usual(model)
+    expected = usual(model)
     for name in names:
         remove(name, monkeypatch)
     monkeypatch.setattr(code, "_loaded", {})
     monkeypatch.setattr(code.Store, "read", lambda self, key: None)
     refusal = ""
     try:
-        torch.testing.assert_close(losses(model, backend), wanted)
+        torch.testing.assert_close(losses(model, backend), expected)
     except poptorch.Error as error:
         refusal = error.message
     assert not refusal or (lost <= set(REQUIRED) and VERSION in refusal and "Fix:" in refusal)
@@ -206,7 +206,7 @@ def test_compiling_and_loading_code_without_a_private_name_is_refused(
     name: str, use: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     remove(name, monkeypatch)
-    with pytest.raises(private.Gone, match="has no torch"):
+    with pytest.raises(private.MissingName, match="has no torch"):
         use()
 
 
@@ -239,7 +239,7 @@ def test_settings_that_torch_removed_are_left_out_unless_they_are_needed(
         assert config.reorder_for_locality != "other"
     assert config.cpp_wrapper != "another"
     assert lost_without("layout_optimization") in caplog.text
-    with pytest.raises(private.Gone, match="fallback_random"):
+    with pytest.raises(private.MissingName, match="fallback_random"):
         private.settings({"fallback_random": True}).__enter__()
 
 
@@ -362,8 +362,8 @@ def test_private_names_exist_in_the_releases_where_they_were_found() -> None:
     """Those of the newest release that was tried, in one that is newer."""
     version = torch.__version__.partition("+")[0]
     release = version if version in RELEASES else RELEASES[-1]
-    wanted = {path for path, releases in SEEN.items() if release in releases}
-    assert {path for path in SEEN if _is_there(path)} == wanted
+    expected = {path for path, releases in SEEN.items() if release in releases}
+    assert {path for path in SEEN if _is_there(path)} == expected
     assert all(map(private.has, private.REQUIRED | private.OPTIONAL))
     assert [n for make, names in OF for n in names.split() if not hasattr(make(), n)] == []
 

@@ -15,9 +15,9 @@ import poptorch
 from helpers.cases import expressions
 from helpers.closeness import FUNCTION, near, relative
 from helpers.wrapping import (
+    EagerPair,
     Graded,
     Having,
-    Twins,
     agrees,
     graph_of,
     infer,
@@ -285,7 +285,7 @@ def said(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
     """Return what asks for the lines about types without support, of a new process."""
     from poptorch._capture import micro
 
-    micro.say_narrowed.cache_clear()
+    micro.report_narrowed.cache_clear()
     caplog.set_level("INFO", logger="poptorch::python")
     return lambda: [text for text in caplog.messages if "not supported natively" in text]
 
@@ -527,7 +527,7 @@ def _recomputed(model: Having, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor
 def test_a_weight_that_several_layers_use_is_converted_as_often_as_in_torch(
     loss: Callable[..., torch.Tensor],
 ) -> None:
-    both = Twins(
+    both = EagerPair(
         Having(loss, layer=torch.nn.Linear(16, 16)), lambda ps: torch.optim.SGD(ps, lr=0.5)
     )
     for _ in range(3):
@@ -540,7 +540,7 @@ def test_autocast_around_the_call_converts_a_weight_once() -> None:
     def loss(model: Having, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.mse_loss(model.layer(model.layer(x).relu()).float(), y)
 
-    both = Twins(
+    both = EagerPair(
         Having(loss, layer=torch.nn.Linear(16, 16)), lambda ps: torch.optim.SGD(ps, lr=0.5)
     )
     for _ in range(3):

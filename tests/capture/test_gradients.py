@@ -221,11 +221,11 @@ def test_tensors_in_the_memory_of_others_are_found(
         tensors[path] = ModelTensor(STORAGE.view(dtype).as_strided(shape, strides, first), True)
         starts = torch.arange(128).as_strided(shape, strides, first).flatten() * dtype.itemsize
         memory[path] = {start + at for start in starts.tolist() for at in range(dtype.itemsize)}
-    wanted = set()
+    expected = set()
     for pair in itertools.combinations(filter(memory.get, memory), 2):
         one, two = (memory[path] for path in pair)
         if len({views[path][2].itemsize for path in pair}) > 1:
             one, two = ({*range(min(each), max(each) + 1)} for each in (one, two))
         if one & two:
-            wanted.add(pair)
-    assert {tuple(sorted(pair)) for pair in micro._overlaps(tensors)} == wanted
+            expected.add(pair)
+    assert {tuple(sorted(pair)) for pair in micro._overlaps(tensors)} == expected

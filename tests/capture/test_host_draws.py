@@ -25,7 +25,7 @@ def infer(forward: Callable[..., Any], x: torch.Tensor) -> Any:
     return poptorch.inferenceModel(Calling(forward), unchecked())(x)
 
 
-def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+def warnings_about_draws(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [text for text in caplog.messages if "forward draws random numbers from" in text]
 
 
@@ -45,7 +45,7 @@ def test_a_warning_names_the_line_that_draws_a_number_on_the_host(
 ) -> None:
     infer(forward, X)
 
-    (text,) = told(caplog)
+    (text,) = warnings_about_draws(caplog)
     assert "test_host_draws.py" in text
     assert "lambda x: x *" in text
     assert "To draw each time" in text
@@ -67,7 +67,7 @@ def test_a_warning_names_a_host_generator_that_the_model_holds(
 
     poptorch.inferenceModel(model, unchecked())(X)
 
-    (text,) = told(caplog)
+    (text,) = warnings_about_draws(caplog)
     assert "from the model's own at " in text
 
 
@@ -76,7 +76,7 @@ def test_a_draw_by_an_unknown_function_is_reported_with_forward(
 ) -> None:
     infer(lambda x: x * imported(), X)
 
-    (text,) = told(caplog)
+    (text,) = warnings_about_draws(caplog)
     assert "def forward" in text
 
 
@@ -104,7 +104,7 @@ def test_numbers_that_are_the_same_in_every_run_cause_no_warning(
 ) -> None:
     infer(forward, X)
 
-    assert told(caplog) == []
+    assert warnings_about_draws(caplog) == []
 
 
 def test_a_capture_that_fails_puts_the_generators_back() -> None:

@@ -9,7 +9,16 @@ from torch import nn
 
 import poptorch
 from helpers.closeness import near
-from helpers.wrapping import Calling, Having, Twins, infer, normal, options, training, trains_alike
+from helpers.wrapping import (
+    Calling,
+    EagerPair,
+    Having,
+    infer,
+    normal,
+    options,
+    training,
+    trains_alike,
+)
 from poptorch._capture import purity
 
 
@@ -178,10 +187,10 @@ def ctc(model: Having, x: torch.Tensor, labels: torch.Tensor, more: int = 0) -> 
 def test_labels_that_a_mask_selects_are_targets_of_a_ctc_loss(backend: str) -> None:
     counts = options(backend, accumulation=3, replicas=2)
     model = Having(ctc, layer=nn.Linear(6, 9), masked=nn.Parameter(torch.randn(6)))
-    twins = Twins(model, torch.optim.Adam, counts, **near(80, 2))
-    twins.wrapped(X, LABELS)
-    twins.eager_step(X, LABELS)
-    twins.compare()
+    pair = EagerPair(model, torch.optim.Adam, counts, **near(80, 2))
+    pair.wrapped(X, LABELS)
+    pair.eager_step(X, LABELS)
+    pair.compare()
 
 
 def test_lengths_of_selected_labels_must_add_up_to_their_number() -> None:

@@ -54,7 +54,7 @@ def marked(value: torch.Tensor, reduction: str = "none") -> torch.Tensor:
     return poptorch.identity_loss(value, reduction)
 
 
-def apart(out: torch.Tensor, y: torch.Tensor) -> Any:
+def separate_losses(out: torch.Tensor, y: torch.Tensor) -> Any:
     return F.mse_loss(out, y), F.l1_loss(out, y)
 
 

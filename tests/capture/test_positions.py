@@ -123,11 +123,11 @@ def test_each_call_uses_its_own_position(
     function: Callable[[Queue, torch.Tensor], torch.Tensor],
 ) -> None:
     model = Queue(function).eval()
-    twin = copy.deepcopy(model)
+    eager_model = copy.deepcopy(model)
     wrapped = poptorch.inferenceModel(model, options())
     for _ in range(ROWS + 1):
         x = torch.randn(3, 5, 4)
-        torch.testing.assert_close(wrapped(x), twin(x).detach())
+        torch.testing.assert_close(wrapped(x), eager_model(x).detach())
 
 
 def test_gradients_go_to_the_position_of_each_micro_batch() -> None:
@@ -141,8 +141,8 @@ def test_gradients_go_to_the_position_of_each_micro_batch() -> None:
             return nn.functional.mse_loss(y, torch.ones_like(y))
 
     model = Selecting()
-    twin = copy.deepcopy(model)
-    optimizer = torch.optim.SGD(twin.parameters(), lr=0.1)
+    eager_model = copy.deepcopy(model)
+    optimizer = torch.optim.SGD(eager_model.parameters(), lr=0.1)
     chosen = options()
     chosen.Training.gradientAccumulation(2)
     training = poptorch.trainingModel(model, chosen, torch.optim.SGD(model.parameters(), lr=0.1))
@@ -151,10 +151,10 @@ def test_gradients_go_to_the_position_of_each_micro_batch() -> None:
         training(x)
         optimizer.zero_grad()
         for part in x.split(3):
-            (twin(part) / 2).backward()
+            (eager_model(part) / 2).backward()
         optimizer.step()
 
-    torch.testing.assert_close(model.state_dict(), twin.state_dict())
+    torch.testing.assert_close(model.state_dict(), eager_model.state_dict())
 
 
 @pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
@@ -165,12 +165,12 @@ def test_a_write_to_a_part_is_one_to_the_tensor(write: Write) -> None:
         return y
 
     model = Queue(written).eval()
-    twin = copy.deepcopy(model)
+    eager_model = copy.deepcopy(model)
     wrapped = poptorch.inferenceModel(model, options())
     for _ in range(4):
         x = torch.randn(3, 5, 4)
         with torch.no_grad():
-            torch.testing.assert_close(wrapped(x), twin(x))
+            torch.testing.assert_close(wrapped(x), eager_model(x))
 
 
 @pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)

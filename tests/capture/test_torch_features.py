@@ -13,9 +13,9 @@ from torch import nn
 from torch.nn.utils import rnn
 
 import poptorch
-from helpers.beside import Eager, Way, follow, wrapped
 from helpers.cases import long, together
 from helpers.closeness import near
+from helpers.eager_loop import Eager, Setup, follow, wrapped
 from helpers.wrapping import Calling, Having, agrees, infer, normal, options, training, trains_alike
 from poptorch._session.random import first_state
 
@@ -275,11 +275,11 @@ def test_draws_are_the_same_one_after_another_and_side_by_side(
     function: Callable[..., Any], lanes: int, replicas: int, backend: str
 ) -> None:
     counts = {"iterations": 4, "replicas": replicas, "lanes": lanes}
-    way = Way(training=False, **counts, backend=backend, seed=SEED)
+    setup = Setup(training=False, **counts, backend=backend, seed=SEED)
     make = functools.partial(Calling, function)
-    eager = Eager(make, bool, way, follow(first_state(SEED), 1, replicas))
-    x = torch.linspace(-1, 1, way.rows * 5).reshape(-1, 5)
-    with wrapped(make, way) as ours:
+    eager = Eager(make, bool, setup, follow(first_state(SEED), 1, replicas))
+    x = torch.linspace(-1, 1, setup.rows * 5).reshape(-1, 5)
+    with wrapped(make, setup) as ours:
         for _ in range(2):
             torch.testing.assert_close(ours(x), eager(x))
         side_by_side = ours.wrapper.plan().program.lanes is not None
@@ -298,10 +298,10 @@ def test_an_encoder_drops_the_same_elements_as_in_eager_torch(lanes: int) -> Non
         torch.manual_seed(0)
         return Having(forward, layer=nn.TransformerEncoderLayer(8, 2, 16, batch_first=True))
 
-    way = Way(accumulation=2, lanes=lanes, seed=SEED)
-    x = torch.linspace(-1, 1, way.rows * 40).sin().view(-1, 5, 8)
-    eager = Eager(make, lambda results: results[1], way, follow(first_state(SEED), steps=2))
+    setup = Setup(accumulation=2, lanes=lanes, seed=SEED)
+    x = torch.linspace(-1, 1, setup.rows * 40).sin().view(-1, 5, 8)
+    eager = Eager(make, lambda results: results[1], setup, follow(first_state(SEED), steps=2))
     close = near(300, size=4)
-    with wrapped(make, way) as ours:
+    with wrapped(make, setup) as ours:
         torch.testing.assert_close(ours(x), eager(x), **close)
         torch.testing.assert_close(ours.state(), eager.state(), **close)

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from helpers.closeness import near
-from helpers.wrapping import Having, Twins, normal
+from helpers.wrapping import EagerPair, Having, normal
 from poptorch._capture import purity
 
 
@@ -126,11 +126,11 @@ def replays(monkeypatch: pytest.MonkeyPatch) -> list[Callable]:
 @pytest.mark.parametrize("function", [*WHOLE, over_a_part])
 def test_writes_have_the_same_effect_as_in_torch(function: Callable) -> None:
     torch.manual_seed(0)
-    twins = Twins(Having(function, **state()), sgd, **near(50, 3))
+    pair = EagerPair(Having(function, **state()), sgd, **near(50, 3))
 
-    twins.step(normal(6, 4), count=3)
+    pair.step(normal(6, 4), count=3)
 
-    twins.compare()
+    pair.compare()
 
 
 @pytest.mark.parametrize("function", WHOLE)
@@ -138,18 +138,18 @@ def test_graphs_with_writes_over_whole_tensors_are_not_replayed(
     function: Callable[..., torch.Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = replays(monkeypatch)
-    twins = Twins(Having(function, **state()), sgd)
+    pair = EagerPair(Having(function, **state()), sgd)
 
-    twins.wrapped.compile(normal(6, 4))
+    pair.wrapped.compile(normal(6, 4))
 
     assert seen == []
 
 
 def test_graphs_with_writes_over_a_part_are_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = replays(monkeypatch)
-    twins = Twins(Having(over_a_part, **state()), sgd)
+    pair = EagerPair(Having(over_a_part, **state()), sgd)
 
-    twins.wrapped.compile(normal(6, 4))
+    pair.wrapped.compile(normal(6, 4))
 
     assert len(seen) == 1
 
@@ -157,8 +157,8 @@ def test_graphs_with_writes_over_a_part_are_replayed(monkeypatch: pytest.MonkeyP
 def test_gradients_that_nobody_asked_for_need_no_replay(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = replays(monkeypatch)
     layer = nn.Conv2d(1, 2, 3)  # its input needs no gradient
-    twins = Twins(Having(lambda net, x: loss_of(net.layer(x)), layer=layer), sgd)
+    pair = EagerPair(Having(lambda net, x: loss_of(net.layer(x)), layer=layer), sgd)
 
-    twins.wrapped.compile(normal(2, 1, 5, 5))
+    pair.wrapped.compile(normal(2, 1, 5, 5))
 
     assert seen == []

@@ -229,7 +229,9 @@ def test_products_are_measured_again(
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     assert main(["doctor", "--calibrate"]) == 0
     _, *rows = capsys.readouterr().out.splitlines()
-    assert [row[:13] for row in rows] == [f"64x256x256 {lies}" for lies in ("nn", "np", "nt", "tn")]
+    assert [row[:13] for row in rows] == [
+        f"64x256x256 {layout}" for layout in ("nn", "np", "nt", "tn")
+    ]
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ def test_instances_on_two_hosts_know_their_index(tmp_path: Path) -> None:
     assert status == 0, printed
     lines = {line.partition("] ")[2] if line[0] == "[" else line for line in printed.splitlines()}
     for index in (0, 1):
-        told = {
+        settings_of_processes = {
             "POPDIST_LOCAL_INSTANCE_INDEX=0",
             "POPDIST_NUM_IPUS_PER_REPLICA=2",
             "POPDIST_NUM_LOCAL_REPLICAS=3",
@@ -74,7 +74,7 @@ def test_instances_on_two_hosts_know_their_index(tmp_path: Path) -> None:
             "OMPI_COMM_WORLD_SIZE=2",
             f"${{a}} $b {index}",
         }
-        assert told <= lines, told - lines
+        assert settings_of_processes <= lines, settings_of_processes - lines
     assert "1  other  3 to 5" in printed
     assert "these options have no effect here: --vipu-partition" in printed
     stored = json.loads(exported.read_text())
@@ -88,12 +88,17 @@ def test_the_first_replica_of_processes_on_two_hosts_that_share_stages() -> None
     offsets = {}
     for index in range(6):
         torchruns = {"RANK": index, "LOCAL_RANK": index % 3, "WORLD_SIZE": 6, "LOCAL_WORLD_SIZE": 3}
-        told = poprun.variables({n: str(v) for n, v in torchruns.items()}, 2, 2)
-        offsets[told["OMPI_COMM_WORLD_RANK"]] = told["POPDIST_REPLICA_INDEX_OFFSET"]
-        assert told["POPDIST_LOCAL_INSTANCE_INDEX"] == told["OMPI_COMM_WORLD_LOCAL_RANK"]
-        assert told["OMPI_COMM_WORLD_LOCAL_RANK"] == str(index % 3)
-        assert told["OMPI_COMM_WORLD_SIZE"] == "6"
-        assert told["OMPI_COMM_WORLD_LOCAL_SIZE"] == "3"
+        settings_of_processes = poprun.variables({n: str(v) for n, v in torchruns.items()}, 2, 2)
+        offsets[settings_of_processes["OMPI_COMM_WORLD_RANK"]] = settings_of_processes[
+            "POPDIST_REPLICA_INDEX_OFFSET"
+        ]
+        assert (
+            settings_of_processes["POPDIST_LOCAL_INSTANCE_INDEX"]
+            == settings_of_processes["OMPI_COMM_WORLD_LOCAL_RANK"]
+        )
+        assert settings_of_processes["OMPI_COMM_WORLD_LOCAL_RANK"] == str(index % 3)
+        assert settings_of_processes["OMPI_COMM_WORLD_SIZE"] == "6"
+        assert settings_of_processes["OMPI_COMM_WORLD_LOCAL_SIZE"] == "3"
     assert offsets == {"0": "0", "1": "0", "2": "2", "3": "2", "4": "4", "5": "4"}
 
 

@@ -501,11 +501,16 @@ class Seen(nn.Module):
         return nn.functional.mse_loss(self.norm(self.layer(x)) * self.scale, target)
 
     def look(self) -> dict[str, torch.Tensor]:
-        twin, x = copy.deepcopy(self.layer), torch.ones(2, 4)
+        copied, x = copy.deepcopy(self.layer), torch.ones(2, 4)
         with torch.no_grad():
             self(x, x)
         states = (self.state_dict(keep_vars=True), dict(self.layer.named_parameters()))
-        seen = {**states[0], **states[1], "copied": twin.weight, "by name": self.layer.weight}
+        seen = {
+            **states[0],
+            **states[1],
+            "copied": copied.weight,
+            "by name": self.layer.weight,
+        }
         self.kinds.append({type(tensor) for tensor in seen.values()})
         return seen
 

@@ -107,13 +107,13 @@ def test_a_training_call_that_fails_in_compiled_code_is_done_by_the_interpreter(
     failing: int, plant: Callable[..., Any]
 ) -> None:
     expected = training("reference")
-    wanted = [expected(X, Y).tolist() for _ in range(4)]
+    expected_values = [expected(X, Y).tolist() for _ in range(4)]
     model = training("inductor")
     code = plant(expected.plan(), failing)
 
     losses = [model(X, Y).tolist() for _ in range(4)]
 
-    assert losses == wanted
+    assert losses == expected_values
     assert states_equal(model, expected)
     assert code.runs == failing
 
@@ -158,13 +158,13 @@ def test_a_later_call_is_repeated_too_if_it_wrote_nothing_permanently(
     place: int, plant: Callable[..., Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     expected = training("reference")
-    wanted = [expected(X, Y).tolist() for _ in range(fallback.FIRST + 2)]
+    expected_values = [expected(X, Y).tolist() for _ in range(fallback.FIRST + 2)]
     model = training("inductor")
     plant(expected.plan(), fallback.FIRST * RUNS + place)
 
     losses = [model(X, Y).tolist() for _ in range(fallback.FIRST + 2)]
 
-    assert losses == wanted
+    assert losses == expected_values
     assert states_equal(model, expected)
     assert len(warnings(caplog)) == 1
 
@@ -230,13 +230,13 @@ def test_an_inference_call_that_fails_in_compiled_code_is_done_by_the_interprete
 ) -> None:
     net = nn.Linear(4, 2)
     expected = poptorch.inferenceModel(net, options("reference"))
-    wanted = expected(X)
+    expected_values = expected(X)
     model = poptorch.inferenceModel(net, options("inductor"))
     plant(expected.plan(), failing)
 
     results = [model(X) for _ in range(8)]
 
-    assert all(torch.equal(result, wanted) for result in results)
+    assert all(torch.equal(result, expected_values) for result in results)
     assert model._executable.report().backend == "reference"
     assert len(warnings(caplog)) == 1
 
@@ -249,14 +249,14 @@ def test_a_takeover_that_fails_is_the_last_one(
     monkeypatch.setattr(tiers, "LOOKING", 0.0)
     monkeypatch.setattr(tiers.Cores, "idle", lambda *_: 0.0)
     expected = training("reference")
-    wanted = [expected(X, Y).tolist() for _ in range(5)]
+    expected_values = [expected(X, Y).tolist() for _ in range(5)]
     model = training("auto")
     losses = [model(X, Y).tolist()]
     code = plant(expected.plan(), 1)
 
     losses += [model(X, Y).tolist() for _ in range(4)]
 
-    assert losses == wanted
+    assert losses == expected_values
     assert code.runs == 1
     assert not model._executable.waiting
     assert len(warnings(caplog)) == 1

@@ -8,7 +8,7 @@ import popdist
 import poptorch
 from helpers.closeness import near, relative
 from helpers.source_tree import ROOT
-from helpers.wrapping import Having, Twins
+from helpers.wrapping import EagerPair, Having
 
 PAGE = ROOT / "docs" / "differences.md"
 SHOWN = {
@@ -39,7 +39,7 @@ SHOWN = {
     "`train()` and `eval()` had an effect at the first call only": "session/weights/test_common_weights.py::test_training_and_validating_follow_the_mode",
     "training models with common modules, such as the two of a GAN, each trained their own copy until you copied the weights": "session/weights/test_common_weights.py::test_models_train_as_in_plain_torch",
     "`model.weight = tensor` on a module that is wrapped for training was ignored": "session/weights/test_sync.py::test_assigned_values_reach_the_device",
-    "GELU was approximated whatever the argument said": "capture/test_torch_features.py::test_gelus_softmax_of_large_numbers_and_lstms_are_torchs",
+    "GELU was approximated, regardless of the argument": "capture/test_torch_features.py::test_gelus_softmax_of_large_numbers_and_lstms_are_torchs",
     "`AdamW(bias_correction=False)` still corrected the bias": "update/test_algorithms.py::test_each_optimizer_equals_its_plain_form_in_float64",
     "`for_loop` outside a wrapper ran its body once; `custom_op` and the CTC decoder returned zeros": "ops/test_control.py::test_nested_loops_compute_the_results_of_python_loops",
     "plug-in operators of domain `ai.graphcore` needed their compiled library": "ops/test_known.py::test_values_and_gradients_are_those_of_the_formula",
@@ -107,11 +107,11 @@ SHOWN = {
     "one program serves all sizes of a dimension, from the second size on, with any number of micro-batches per call. One warning says so, unless `options.programs(n)` allows at least two programs; `options.programs(1)` makes another size an error, as in PopTorch": "session/calls/test_varying_sizes.py::test_training_serves_all_sizes_with_the_numbers_of_eager_torch",
     "`poptorch.estimate` [predicts the cost of a model on IPUs](guide/ipu_costs.md)": "estimates/test_estimating.py::test_a_model_does_not_fit_if_its_fullest_tile_does_not",
     "[`transformers.Trainer`](guide/transformers.md) and [Lightning](guide/lightning.md) train through compiled steps": "integrations/test_transformers.py::test_losses_are_those_of_the_plain_trainer",
-    "a program that computed something else than PyTorch did so silently": "eager/test_check.py::test_a_difference_is_one_warning_if_asked_for",
+    "if a program computed something else than PyTorch, you were not warned": "eager/test_check.py::test_a_difference_is_one_warning_if_asked_for",
     "`view` of a tensor that is not contiguous is an error": "capture/test_inner_gradients.py::test_a_tensor_in_another_order_is_viewed_as_on_an_ipu",
     "if all IPUs are in use, attaching raises an exception": "test_pod.py::test_a_shared_pod_whose_devices_are_all_in_use_is_an_error_that_names_the_holder",
     "a buffer in half precision is rounded after every micro-batch": "lanes/test_half.py::test_running_values_are_as_close_to_the_exact_values_as_those_of_eager",
-    'a scheduler that is made after wrapping causes the warning "Ignoring unexpected group attribute"': "optim/test_replacing.py::test_schedulers_of_torch_that_are_created_after_wrapping_cause_no_warning",
+    'a scheduler that is created after wrapping causes the warning "Ignoring unexpected group attribute"': "optim/test_replacing.py::test_schedulers_of_torch_that_are_created_after_wrapping_cause_no_warning",
     "inference computed no gradients": "capture/test_inner_gradients.py::test_inference_computes_gradients_as_eager_torch_does",
     "an error of more than 80 lines was written to `poptorch_error.log` in the working directory": "base/test_long_messages.py::test_a_long_message_overwrites_nothing_in_the_working_directory",
     "a backend is chosen by an option or by `POPTORCH_BACKEND`, and others can be added": "conformance/test_zoo.py::test_the_environment_chooses_a_backend_unless_an_option_does",
@@ -144,16 +144,16 @@ def net() -> Having:
 
 def test_a_new_loss_scale_leaves_the_velocity_that_of_the_gradients() -> None:
     """Eagerly, where there is no loss scale, a velocity is that of the gradients."""
-    twins = Twins(
+    pair = EagerPair(
         net(),
         lambda p: poptorch.optim.SGD(p, lr=0.1, momentum=0.9, loss_scaling=2.0),
         **near(20, 2, size=0.2),
     )
-    twins.step(X, Y)
-    twins.ours.loss_scaling = 64.0
-    twins.wrapped.setOptimizer(twins.ours)
-    twins.step(X, Y)
-    torch.testing.assert_close(twins.model.state_dict(), twins.eager.state_dict(), **twins.close)
+    pair.step(X, Y)
+    pair.ours.loss_scaling = 64.0
+    pair.wrapped.setOptimizer(pair.ours)
+    pair.step(X, Y)
+    torch.testing.assert_close(pair.model.state_dict(), pair.eager.state_dict(), **pair.close)
 
 
 def test_an_executor_shows_where_its_weights_are() -> None:
@@ -190,23 +190,25 @@ def attends(model: Having, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tens
 def test_noise_moves_the_bias_of_keys() -> None:
     x, y = torch.randn(4, 6, 8), torch.randn(4, 6, 8)
     attention = torch.nn.MultiheadAttention(8, 2, batch_first=True)
-    twins = Twins(Having(attends, attention=attention), torch.optim.Adam)
-    trained, native = twins.model, twins.eager
+    pair = EagerPair(Having(attends, attention=attention), torch.optim.Adam)
+    trained, native = pair.model, pair.eager
     for _ in range(5):
-        twins.wrapped(x, y)
-        twins.eager_step(x, y)
+        pair.wrapped(x, y)
+        pair.eager_step(x, y)
     biases = trained.attention.in_proj_bias, native.attention.in_proj_bias
-    keys, wanted = (bias.detach()[8:16] for bias in biases)
+    keys, expected = (bias.detach()[8:16] for bias in biases)
     noise = biases[1].grad
     assert noise is not None
     assert noise[8:16].abs().max() < 1e-6 * noise.abs().max()
     assert keys.abs().max() > relative(16, 5)
-    assert (keys - wanted).abs().max() > relative(16, 5)  # all others are nearer
+    assert (keys - expected).abs().max() > relative(16, 5)  # all others are nearer
     with torch.no_grad():
-        keys.copy_(wanted)
-    for (name, got), want in zip(trained.named_parameters(), native.parameters(), strict=True):
-        torch.testing.assert_close(got, want, atol=relative(16, 5), rtol=0, msg=name)
+        keys.copy_(expected)
+    for (name, got), expected_value in zip(
+        trained.named_parameters(), native.parameters(), strict=True
+    ):
+        torch.testing.assert_close(got, expected_value, atol=relative(16, 5), rtol=0, msg=name)
     before = native(x, y)[0]
     with torch.no_grad():
-        wanted += 1
+        expected += 1
     torch.testing.assert_close(native(x, y)[0], before)

@@ -14,9 +14,9 @@ from hypothesis import HealthCheck, Phase, example, given, settings
 
 import poptorch
 from helpers import programs
-from helpers.beside import OPTIMIZERS, Eager, Way, follow, wrapped
 from helpers.cases import few, long
 from helpers.closeness import near, relative
+from helpers.eager_loop import OPTIMIZERS, Eager, Setup, follow, wrapped
 from helpers.wrapping import options
 from helpers.zoo import ZOO
 from poptorch import backends
@@ -30,26 +30,26 @@ from poptorch.testing import CONFORMANCE, allclose
 SEED = 5
 
 
-class Cramped(Way):
+class Cramped(Setup):
     """With little memory for lanes."""
 
     def options(self) -> poptorch.Options:
         return super().options().laneMemory(4000)
 
 
-def made(name: str, way: Way) -> torch.nn.Module:
+def made(name: str, setup: Setup) -> torch.nn.Module:
     torch.manual_seed(0)
-    return ZOO[name].build().train(way.training)
+    return ZOO[name].build().train(setup.training)
 
 
-def compare(name: str, way: Way, calls: int, **close: float) -> Lanes | None:
+def compare(name: str, setup: Setup, calls: int, **close: float) -> Lanes | None:
     """Call a model and the loop that a user would write; return the lanes of the program."""
-    make = functools.partial(made, name, way)
-    draws = follow(first_state(SEED), way.accumulation, way.replicas)
-    eager = Eager(make, lambda results: results[1], way, draws)
-    with wrapped(make, way) as ours:
+    make = functools.partial(made, name, setup)
+    draws = follow(first_state(SEED), setup.accumulation, setup.replicas)
+    eager = Eager(make, lambda results: results[1], setup, draws)
+    with wrapped(make, setup) as ours:
         for _ in range(calls):
-            batch = ZOO[name].inputs(way.rows)
+            batch = ZOO[name].inputs(setup.rows)
             torch.testing.assert_close(ours(*batch), eager(*batch), **close)
         torch.testing.assert_close(ours.state(), eager.state(), **close)
         return ours.wrapper.plan().program.lanes
@@ -72,7 +72,7 @@ CASES = [  # lanes per replica (0: as many as there are micro-batches), replicas
 @pytest.mark.slow
 @pytest.mark.parametrize("name, lanes, replicas, backend", CASES)
 def test_training_equals_the_eager_loop(name: str, lanes: int, replicas: int, backend: str) -> None:
-    way = Way(
+    setup = Setup(
         lanes=1 if lanes == 1 else lanes * replicas,
         accumulation=ACCUMULATION,
         replicas=replicas,
@@ -80,8 +80,8 @@ def test_training_equals_the_eager_loop(name: str, lanes: int, replicas: int, ba
         backend=backend,
         seed=SEED,
     )
-    beside = compare(name, way, 3, **near(16, 5, size=0.1))
-    count = beside.count if beside else 1
+    reference_run = compare(name, setup, 3, **near(16, 5, size=0.1))
+    count = reference_run.count if reference_run else 1
     assert count == (1 if lanes == 1 else (lanes or ACCUMULATION) * replicas)
 
 
@@ -98,13 +98,13 @@ def test_training_equals_the_eager_loop(name: str, lanes: int, replicas: int, ba
 def test_training_equals_eager_bit_for_bit(name: str, optimizer: str) -> None:
     """Where the arithmetic is the same, so are the bits; of Adam it is to rounding."""
     exact = {"rtol": 0, "atol": relative(5, 3) if optimizer == "adam" else 0}
-    compare(name, Way(optimizer=optimizer, seed=SEED), 3, **exact)
+    compare(name, Setup(optimizer=optimizer, seed=SEED), 3, **exact)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ZOO)
 def test_inference_equals_eager(name: str) -> None:
-    compare(name, Way(training=False, iterations=3, seed=SEED), 1)
+    compare(name, Setup(training=False, iterations=3, seed=SEED), 1)
 
 
 @pytest.mark.parametrize("pages", [1 << 30, 300_000])
@@ -243,7 +243,7 @@ HINTS = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Case(Way):
+class Case(Setup):
     """One model, wrapped one way: what TRUST_CASES names."""
 
     model: str = ""
@@ -303,12 +303,14 @@ TRUST_CASES = st.builds(
 ).map(lambda case: case if case.training else dataclasses.replace(case, accumulation=1))
 
 
-def change(case: Case, wrapper: poptorch.PoplarExecutor, twin: torch.optim.Optimizer) -> None:
+def change(
+    case: Case, wrapper: poptorch.PoplarExecutor, eager_optimizer: torch.optim.Optimizer
+) -> None:
     """Change numbers of the wrapped model's optimizer and of eager's; a rate only of PopTorch's."""
     numbers = CHANGES[case.change]
     if case.library == "poptorch":
         numbers = {name: value for name, value in numbers.items() if name == "lr"}
-    for optimizer in (wrapper._optimizer, twin):
+    for optimizer in (wrapper._optimizer, eager_optimizer):
         optimizer.param_groups[0].update(numbers)
     wrapper.setOptimizer(wrapper._optimizer)
 

@@ -51,14 +51,14 @@ def test_gradients_equal_torchs_and_only_wanted_ones_are_computed(
     weight, bias = weights(affine)
     sizes = (BATCH, CHANNELS, math.prod(space), groups)
     _, mean, rstd = aten.native_group_norm(x.contiguous(), weight, bias, *sizes, 1e-5)
-    grad, wanted = torch.randn(x.shape), [of_x, affine, affine]
-    rest = (mean, rstd, weight, *sizes, wanted)
+    grad, reference = torch.randn(x.shape), [of_x, affine, affine]
+    rest = (mean, rstd, weight, *sizes, reference)
 
     assert group_norm_backward.applies(grad, x, *rest)
     found = group_norm_backward(grad, x, *rest)
 
     expected = aten.native_group_norm_backward(grad, x.contiguous(), *rest)
-    for own, other, needed in zip(found, expected, wanted, strict=True):
+    for own, other, needed in zip(found, expected, reference, strict=True):
         assert (own is not None) == needed
         if needed:
             same(own, other)

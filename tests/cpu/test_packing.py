@@ -101,8 +101,8 @@ def test_a_program_that_packs_nothing_reads_the_values_that_were_packed() -> Non
     executor = compiled(model, programs=2)
 
     for edited in (False, True, False):  # the host's weights, which the device does not follow
-        for each, wanted in zip((rows, row), expected, strict=True):
-            assert torch.equal(executor(each), wanted)
+        for each, expected_values in zip((rows, row), expected, strict=True):
+            assert torch.equal(executor(each), expected_values)
         with torch.no_grad():
             model.layer.weight.mul_(0 if edited else 2)
         assert torch.equal(executor(rows), expected[0])

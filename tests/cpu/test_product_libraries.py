@@ -139,7 +139,7 @@ def test_calibrating_measures_again_and_changes_the_key_of_compiled_code(
 
     assert told[Shape(64, 512, 256, "nt")].startswith(f"{BLAS}; oneDNN takes 1.2")
     assert cache.key_of(graph, Inductor()) != key
-    assert product_libraries.said([graph])[0].startswith(
+    assert product_libraries.described_choices([graph])[0].startswith(
         f"matrix products computed by {BLAS}: [64, 512]"
     )
 
@@ -190,7 +190,7 @@ def test_if_time_is_short_classes_use_the_measured_choice_of_their_kind(
     time_for_one_class(other, shares)
     alike = shape._replace(columns=2 * shape.columns)
     several_rows = Shape(65, 512, 512, "nt")
-    is_of_that_kind = shape.rows > 1 and shape.lies == "nt"
+    is_of_that_kind = shape.rows > 1 and shape.layout == "nt"
 
     found = chosen_on({shape: 3, alike: 2, several_rows: 1})
 

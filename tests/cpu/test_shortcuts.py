@@ -47,13 +47,13 @@ def refuse(*arguments: object) -> None:
     raise AssertionError(f"torch was asked: {arguments}")
 
 
-@pytest.mark.parametrize(("index", "wanted"), SUMS)
+@pytest.mark.parametrize(("index", "expected"), SUMS)
 @pytest.mark.parametrize("length", [None, 16])
 def test_the_stride_of_a_sum_of_variables_is_known_without_torch(
-    index: sympy.Expr, wanted: int, length: int | None
+    index: sympy.Expr, expected: int, length: int | None
 ) -> None:
-    assert shortcuts.stride(refuse, index, D0, length) == wanted
-    assert stride_at_vec_range(index, D0, length) == wanted
+    assert shortcuts.stride(refuse, index, D0, length) == expected
+    assert stride_at_vec_range(index, D0, length) == expected
 
 
 @pytest.mark.parametrize("index", IN_A_VECTOR)
@@ -96,7 +96,7 @@ def traced(function: Callable[..., Any]) -> torch.fx.Graph:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("function", "wanted"),
+    ("function", "expected"),
     [
         (lambda x: (x @ x).softmax(1) @ x, True),
         (lambda x: x[torch.randperm(4)[:2]], True),
@@ -105,9 +105,9 @@ def traced(function: Callable[..., Any]) -> torch.fx.Graph:
     ],
 )
 def test_patterns_are_traced_only_if_one_may_apply(
-    function: Callable[..., Any], wanted: bool
+    function: Callable[..., Any], expected: bool
 ) -> None:
-    assert shortcuts.patterns(traced(function))["lazy_init"](lambda: True) == (wanted or None)
+    assert shortcuts.patterns(traced(function))["lazy_init"](lambda: True) == (expected or None)
 
 
 @pytest.mark.parametrize("file", sorted(Path(serialized_patterns.__path__[0]).glob("_sfdp*.py")))

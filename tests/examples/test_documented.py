@@ -22,7 +22,7 @@ from poptorch.ops import custom
 
 X, Y = torch.randn(24, 8), torch.randint(0, 4, (24,))
 ALTERNATING = {(0, 0), (0, 2), (1, 1), (1, 3), (2, 0), (2, 2)}
-APART = SerialPhasedExecution(Phase(Stage("0").ipu(0), Stage("1").ipu(1)))
+ONE_CHIP_EACH = SerialPhasedExecution(Phase(Stage("0").ipu(0), Stage("1").ipu(1)))
 ARCHIVED = ROOT / "examples" / "archived"
 SCRIPTS = sorted(path.stem for path in ARCHIVED.glob("*.py"))
 
@@ -79,7 +79,7 @@ def alternating(kind: str) -> poptorch.SerialPhasedExecution:
 @pytest.mark.parametrize(
     "rounds, strategy, placed",
     [
-        (1, APART, {(0, 0), (0, 1)}),
+        (1, ONE_CHIP_EACH, {(0, 0), (0, 1)}),
         (1, SerialPhasedExecution(Phase(Stage("0", "1"))), {(0, 0)}),
         (3, alternating(SerialPhasedExecution), ALTERNATING),
         (3, alternating(ParallelPhasedExecution), ALTERNATING),

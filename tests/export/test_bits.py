@@ -14,7 +14,7 @@ from torch import nn
 
 import poptorch
 import poptorch_ipu
-from helpers import beside, exported
+from helpers import eager_loop, exported
 from helpers.source_tree import ROOT
 from helpers.wrapping import Graded, Having, options
 from helpers.zoo import ZOO
@@ -70,7 +70,7 @@ OPTIMIZERS = {
     "scaled": lambda p: ours.Adam(p, 0.01, loss_scaling=64.0),
     **{
         f"torch's {name}": lambda p, kind=kind, numbers=numbers: getattr(torchs, kind)(p, **numbers)
-        for name, (kind, numbers) in beside.OPTIMIZERS.items()
+        for name, (kind, numbers) in eager_loop.OPTIMIZERS.items()
     },
 }
 LOOPS = {

@@ -9,7 +9,7 @@ import torch
 
 import poptorch
 from helpers import exported
-from helpers.exported_programs import Looped, Told
+from helpers.exported_programs import Looped, Printing
 from helpers.wrapping import Regression, options
 
 
@@ -32,7 +32,7 @@ def test_torch_compiles_an_exported_step(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 with_another_operator = pytest.mark.parametrize(
-    "model, operator", [(Told, "print_tensor"), (Looped, "while_loop")]
+    "model, operator", [(Printing, "print_tensor"), (Looped, "while_loop")]
 )
 
 
@@ -64,7 +64,7 @@ def test_a_refused_export_writes_nothing(
 
 
 def test_a_model_that_was_not_compiled_is_refused(tmp_path: Path) -> None:
-    executor = poptorch.inferenceModel(Told(), options())
+    executor = poptorch.inferenceModel(Printing(), options())
 
     with pytest.raises(poptorch.Error, match="has not been compiled"):
         executor.export(tmp_path / "step.py")

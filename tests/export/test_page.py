@@ -179,9 +179,9 @@ def test_the_page_shows_the_source_of_the_users_file(exported: Exported) -> None
     for part in files:
         lines = linecache.getlines(shown(part.find("summary/small")))
 
-        beside = ["".join(line.itertext()) for line in part.iter("span")]
+        shown_lines = ["".join(line.itertext()) for line in part.iter("span")]
 
-        assert beside == [f"{at}{line.rstrip()}" for at, line in enumerate(lines, 1)]
+        assert shown_lines == [f"{at}{line.rstrip()}" for at, line in enumerate(lines, 1)]
 
 
 def test_lines_that_operators_come_from_link_back_to_them(exported: Exported) -> None:

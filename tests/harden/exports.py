@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 import poptorch
 from helpers import exported
-from helpers.beside import plain, wrapped
+from helpers.eager_loop import plain, wrapped
 
 from .modules import Model, batches, drawn
 

@@ -14,8 +14,8 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 import poptorch
-from helpers.beside import OPTIMIZERS, Eager, Way, wrapped
 from helpers.closeness import near
+from helpers.eager_loop import OPTIMIZERS, Eager, Setup, wrapped
 
 from .parts import PARTS, SHARES, TOKENS, WIDTH, Words
 
@@ -72,7 +72,7 @@ ENDINGS = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Case(Way):
+class Case(Setup):
     """What is drawn; ``problem(case)`` runs it again."""
 
     parts: tuple[tuple[str, int], ...] = ()  # each with its seed

@@ -95,12 +95,16 @@ class Subject:
         return [(self.held.clone(), self.host["layer.weight"])]
 
     def optimizer_state(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        got, wanted = (each.state_dict()["state"] for each in (self.optimizer, self.eagers))
-        if not wanted:  # torch has none before the first step; what was detached has zeros
+        got, expected_values = (
+            each.state_dict()["state"] for each in (self.optimizer, self.eagers)
+        )
+        if not expected_values:  # torch has none before the first step; what was detached has zeros
             numbers = [torch.as_tensor(v).float() for each in got.values() for v in each.values()]
             return [(each, torch.zeros_like(each)) for each in numbers]
-        assert got.keys() == wanted.keys(), (got.keys(), wanted.keys())
-        pairs = [(got[at][name], v) for at, state in wanted.items() for name, v in state.items()]
+        assert got.keys() == expected_values.keys(), (got.keys(), expected_values.keys())
+        pairs = [
+            (got[at][name], v) for at, state in expected_values.items() for name, v in state.items()
+        ]
         return [(torch.as_tensor(a).float(), torch.as_tensor(b).float()) for a, b in pairs]
 
     def edit(self) -> None:
@@ -182,10 +186,10 @@ class Subject:
         if self.seen is None or self.downloaded:
             self.seen, self.downloaded = dict(self.host), False
         x, y = self.batch()
-        twin = copy.deepcopy(self.eager)
-        twin.load_state_dict(self.seen)
+        eager_model = copy.deepcopy(self.eager)
+        eager_model.load_state_dict(self.seen)
         with torch.no_grad():
-            return list(zip(self.inference(x[:4], y[:4]), twin(x[:4], y[:4]), strict=True))
+            return list(zip(self.inference(x[:4], y[:4]), eager_model(x[:4], y[:4]), strict=True))
 
     def save_and_load(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
         with tempfile.TemporaryDirectory() as folder:
@@ -194,17 +198,20 @@ class Subject:
                 return []
             self.read()
             second = poptorch.load(path)
-        twin = copy.deepcopy(self.eager)
-        twin.load_state_dict(self.host)
-        optimizer = type(self.eagers)(twin.parameters(), lr=0.5)
+        eager_model = copy.deepcopy(self.eager)
+        eager_model.load_state_dict(self.host)
+        optimizer = type(self.eagers)(eager_model.parameters(), lr=0.5)
         optimizer.load_state_dict(copy.deepcopy(self.eagers.state_dict()))
         second.train(self.eager.training)
         x, y = self.batch()
-        got, wanted = second(x, y), stepped(twin, optimizer, x, y, self.accumulation)
+        got, expected_values = (
+            second(x, y),
+            stepped(eager_model, optimizer, x, y, self.accumulation),
+        )
         state = second.state_dict()
         second.destroy()
-        states = ((state[name], each) for name, each in twin.state_dict().items())
-        return [*zip(got, wanted, strict=True), *states]
+        states = ((state[name], each) for name, each in eager_model.state_dict().items())
+        return [*zip(got, expected_values, strict=True), *states]
 
 
 ACTIONS = [

@@ -37,15 +37,15 @@ def check(step: Callable[..., tuple[Tensors, Tensors]], examples: Tensors) -> Co
     text, code = module.print_readable(print_output=False), compile_graph(module, places, examples)
     assert module.print_readable(print_output=False) == text
     write_last(module, places)
-    want_state, got_state = [[t.clone() for t in examples] for _ in range(2)]
+    expected_state, got_state = [[t.clone() for t in examples] for _ in range(2)]
     for seed, run in enumerate((code.run, load(code.kept) if code.kept else code.run)):
         torch.manual_seed(seed)
-        want = module(*want_state)
+        expected_value = module(*expected_state)
         torch.manual_seed(seed)
         arguments = list(got_state)
         got = run(arguments)
         assert len(arguments) == len(examples)
-        for a, b in zip([*want, *want_state], [*got, *got_state], strict=True):
+        for a, b in zip([*expected_value, *expected_state], [*got, *got_state], strict=True):
             torch.testing.assert_close(b, a)
             assert b.stride() == a.stride()
     return code

@@ -16,7 +16,7 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 
 import poptorch
 from helpers.closeness import near
-from helpers.wrapping import Calling, Graded, Twins, options
+from helpers.wrapping import Calling, EagerPair, Graded, options
 from poptorch._ir import backend_names
 from poptorch.backends.reference import Reference
 from poptorch.testing import check_backend
@@ -71,7 +71,7 @@ class Elsewhere(Reference):
 
 def check_copies() -> None:
     """Weights travel once; then a call's inputs do, and its results, until somebody looks."""
-    twins = Twins(
+    pair = EagerPair(
         Graded(fc=torch.nn.Linear(4, 3, bias=False), norm=torch.nn.BatchNorm1d(3)),
         functools.partial(torch.optim.Adam, lr=0.05),
         options(NAME),
@@ -79,18 +79,18 @@ def check_copies() -> None:
     )
     inputs = torch.randn(8, 4), torch.randn(8, 3)
     up, down = ("cpu", NAME), (NAME, "cpu")
-    state = len(twins.model.state_dict())
-    twins.step(*inputs)
+    state = len(pair.model.state_dict())
+    pair.step(*inputs)
     assert copies[up] >= state
     copies.clear()
-    twins.step(*inputs, count=3)
+    pair.step(*inputs, count=3)
     assert copies[up] == 3 * len(inputs), copies
     assert copies[down] == 3, copies
-    twins.compare()
+    pair.compare()
     assert copies[down] >= 3 + state
-    twins.wrapped.detachFromDevice()
-    twins.step(*inputs)
-    twins.compare()
+    pair.wrapped.detachFromDevice()
+    pair.step(*inputs)
+    pair.compare()
     changed = torch.zeros(2, 3)
     poptorch.inferenceModel(Calling(lambda x: x.add_(1)), options(NAME))(changed)
     assert torch.equal(changed, torch.ones(2, 3))

@@ -13,7 +13,7 @@ Program = tuple[torch.nn.Module, poptorch.Options, tuple[torch.Tensor, ...]]
 """A model, its options and its batch."""
 
 
-class Told(torch.nn.Module):
+class Printing(torch.nn.Module):
     """Prints its input."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -123,7 +123,9 @@ class Case:
     group: int = 0  # replicas that share a weight; 0 for no groups
     tolerance: float = relative(8)  # of weights and results
     lanes: int = 0  # 0 for the library's choice
-    apart: bool = False  # every process is on a machine of its own, as far as the library knows
+    separate_machines: bool = (
+        False  # every process is on a machine of its own, as far as the library knows
+    )
     hidden: bool = False  # processes see one another only over sockets, as containers do
     parts: int = 1  # processes that share the stages; the others have other replicas
     replicas: int = LOCAL  # of each process
@@ -265,7 +267,7 @@ CASES = {
         options=_in_parts,
     ),
     "exchanges over processes": Case(
-        lambda p: adam(p, lr=0.01), Exchanging, accumulation=4, apart=True
+        lambda p: adam(p, lr=0.01), Exchanging, accumulation=4, separate_machines=True
     ),
     "groups over processes": Case(
         lambda p: adam(p, lr=0.01), lambda replicas: grouped(replicas // 2), accumulation=2, group=2
@@ -275,7 +277,7 @@ CASES = {
         lambda replicas: deep(),
         dtype=torch.float64,
         tolerance=relative(50, 10, torch.float64),
-        apart=True,
+        separate_machines=True,
     ),
     "all stages in each": _staged(parts=1, replicas=LOCAL, backends=("staged", "reference")),
     "stages, grouped": _staged(chips=2, accumulation=4, infers=True),
@@ -373,7 +375,7 @@ def run(
     local = training.options.replication_factor
     if case.hidden and process:
         patch.object(_job.memory.os, "readlink", side_effect=FileNotFoundError).start()
-    if case.apart:
+    if case.separate_machines:
         patch.object(_job, "own_address", lambda: f"machine {process}").start()
         patch.dict(_place.early.__globals__, LEAST=float("-inf")).start()
         patch.object(_job.group.ProcessGroup, "timings", lambda own: measured(own) and SLOW).start()

@@ -1,4 +1,4 @@
-"""Models whose update is traced from an optimizer's own ``step``, next to twins in eager torch."""
+"""Models whose update is traced from an optimizer's own ``step``, and copies in eager PyTorch."""
 
 import copy
 from collections.abc import Callable
@@ -98,7 +98,7 @@ CASES: dict[str, Make] = {
 
 
 class Pair:
-    """A model that is trained by a program, and its twin, which eager torch trains."""
+    """A model that is trained by a program, and its copy, which eager PyTorch trains."""
 
     def __init__(
         self, make: Make, backend: str = "reference", kind: Callable[[], Any] = Net
@@ -108,8 +108,8 @@ class Pair:
         halves = {"rtol": 0.0, "atol": 0.02 * relative(5, STEPS, torch.bfloat16)}
         self.bounds = halves if make is matrices_only else near(ROUNDINGS, STEPS)
         self.model = kind()
-        self.twin = copy.deepcopy(self.model)
-        self.optimizer, self.twins = make(self.model), make(self.twin)
+        self.eager_model = copy.deepcopy(self.model)
+        self.optimizer, self.eager_optimizer = make(self.model), make(self.eager_model)
         self.training = wrapped(self.model, self.optimizer, backend)
         self._generator = torch.Generator().manual_seed(1)
 
@@ -121,7 +121,7 @@ class Pair:
         """Make a step of both, and let others have the same batch."""
         batch = self.batch()
         self.training(*batch)
-        step_eagerly(self.twin, self.twins, batch)
+        step_eagerly(self.eager_model, self.eager_optimizer, batch)
         for other in others:
             other(batch)
 
@@ -131,7 +131,7 @@ class Pair:
 
     def assert_alike(self, model: nn.Module | None = None) -> None:
         got = (self.model if model is None else model).state_dict()
-        torch.testing.assert_close(got, self.twin.state_dict(), **self.bounds)
+        torch.testing.assert_close(got, self.eager_model.state_dict(), **self.bounds)
 
 
 def wrapped(
@@ -168,16 +168,16 @@ class History:
 
     def __init__(self, make: Make, backend: str = "reference") -> None:
         self.make, self.pair = make, Pair(make, backend)
-        schedules = [scheduled(each) for each in (self.pair.optimizer, self.pair.twins)]
+        schedules = [scheduled(each) for each in (self.pair.optimizer, self.pair.eager_optimizer)]
         self.later: list[Batch] = []
         self._train(schedules, self.EARLY)
         self.ours = state_of(self.pair.optimizer)
         self.our_weights = copy.deepcopy(self.pair.model.state_dict())
-        self.theirs = state_of(self.pair.twins)
-        self.their_weights = copy.deepcopy(self.pair.twin.state_dict())
+        self.theirs = state_of(self.pair.eager_optimizer)
+        self.their_weights = copy.deepcopy(self.pair.eager_model.state_dict())
         self._train(schedules, STEPS - self.EARLY, self.later.append)
         self.weights = copy.deepcopy(self.pair.model.state_dict())
-        self.expected = self.pair.twin.state_dict()
+        self.expected = self.pair.eager_model.state_dict()
 
     def _train(self, schedules: list[Any], count: int, *others: Callable[[Batch], object]) -> None:
         for _ in range(count):
@@ -187,7 +187,7 @@ class History:
             self.pair.training.setOptimizer(self.pair.optimizer)
 
     def weights_of_eager_torch_from_the_state_of_the_program(self) -> dict[str, Any]:
-        model = copy.deepcopy(self.pair.twin)
+        model = copy.deepcopy(self.pair.eager_model)
         model.load_state_dict(self.our_weights)
         optimizer = self.make(model)
         optimizer.load_state_dict(self.ours)
@@ -199,7 +199,7 @@ class History:
         return model.state_dict()
 
     def weights_of_a_program_from_the_state_of_eager_torch(self, backend: str) -> dict[str, Any]:
-        model = copy.deepcopy(self.pair.twin)
+        model = copy.deepcopy(self.pair.eager_model)
         model.load_state_dict(self.their_weights)
         optimizer = self.make(model)
         optimizer.load_state_dict(self.theirs)

@@ -51,15 +51,15 @@ def attend(files: list[int]) -> bool:
     os._exit(0)
 
 
-def settle(told: dict, files: list[int]) -> None:
+def settle(settings: dict, files: list[int]) -> None:
     """Take a program's place: its files, folder, environment, session."""
     for number, file in enumerate(files):
         os.dup2(file, number)
         os.close(file)
-    os.chdir(told["folder"])
+    os.chdir(settings["folder"])
     os.environ.clear()
-    os.environ.update(told["environment"])
-    if told["session"]:
+    os.environ.update(settings["environment"])
+    if settings["session"]:
         os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     random.seed()
@@ -108,12 +108,12 @@ if __name__ == "__main__":
     asking = socket.socket(fileno=int(sys.argv[1]))
     signal.signal(signal.SIGCHLD, reap)
     while True:
-        told, files = request(asking)
+        settings, files = request(asking)
         if attend(files):
             break
         for file in files:
             os.close(file)
     asking.close()
-    settle(told, files)
+    settle(settings, files)
     sys.excepthook = without_this_file
-    run(told["words"])
+    run(settings["words"])

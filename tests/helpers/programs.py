@@ -35,7 +35,7 @@ class Program:
         session: bool = False,
         stdout: Any = None,
     ) -> None:
-        told = {
+        request = {
             "words": [str(word) for word in words],
             "environment": dict(with_ours() if environment is None else environment),
             "folder": str(folder or Path.cwd()),
@@ -51,7 +51,7 @@ class Program:
             self._errors.fileno(),
             their_status,
         ]
-        socket.send_fds(_server(), [json.dumps(told).encode()], theirs)
+        socket.send_fds(_server(), [json.dumps(request).encode()], theirs)
         for file in (their_stdin, their_out, their_status):
             os.close(file)
         self.stdin, self.stdout = os.fdopen(stdin, "w"), os.fdopen(out)

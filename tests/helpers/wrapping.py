@@ -213,7 +213,7 @@ def compilations() -> Iterator[list[Any]]:
         handle.remove()
 
 
-class Twins:
+class EagerPair:
     """A model and its copy, an optimizer for each, and the executor of the one.
 
     The model returns a loss, or something and then its loss. ``close`` says how near losses and

@@ -468,14 +468,14 @@ def test_decorators_that_add_arguments_see_a_call_as_it_was() -> None:
 def test_a_mixture_of_experts_trains() -> None:
     config = transformers.MixtralConfig(**SIZES, num_local_experts=2, num_experts_per_tok=1)
     model = transformers.MixtralForCausalLM(config)
-    twin = copy.deepcopy(model)
-    plain = torch.optim.SGD(twin.parameters(), lr=0.1)
+    eager_model = copy.deepcopy(model)
+    plain = torch.optim.SGD(eager_model.parameters(), lr=0.1)
     ours = poptorch.trainingModel(model, options(), torch.optim.SGD(model.parameters(), lr=0.1))
     for _ in range(2):
         ids = tokens(2, 4)
         plain.zero_grad()
-        expected = twin(ids, labels=ids).loss
+        expected = eager_model(ids, labels=ids).loss
         expected.backward()
         plain.step()
         torch.testing.assert_close(ours(input_ids=ids, labels=ids).loss, expected.detach())
-    torch.testing.assert_close(model.state_dict(), twin.state_dict())
+    torch.testing.assert_close(model.state_dict(), eager_model.state_dict())

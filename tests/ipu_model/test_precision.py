@@ -1,10 +1,11 @@
-"""Lower precision raises nothing but what is named.
+"""Lower precision increases only the named quantities.
 
-With half partials, a model of halves has no more bytes of weights, state, accumulators, buffers and
-waiting activations than that of floats, and its products take no more cycles. It can need more for
-temporaries, because another way to spread a product is fastest then; and for code, where loops
-exist for both types. With float partials sums lie beside a result of halves, and a product of few
-inner elements takes longer: the matrix unit multiplies 16 halves at a time or 8 floats.
+With half partials, a model in half precision needs no more bytes of weights, state, accumulators,
+buffers and waiting activations than a model in float, and its products take no more cycles. It can
+need more memory for temporaries, because another division of a product is fastest then, and for
+code, because loops exist for both types. With float partials, sums exist next to a result in half
+precision, and a product with few inner elements takes longer: the matrix unit multiplies 16 halves
+or 8 floats at a time.
 """
 
 import dataclasses

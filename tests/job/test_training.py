@@ -471,9 +471,9 @@ def test_a_script_can_continue_after_differences_were_refused(
 
 @each_process
 def test_the_error_names_a_process_with_another_seed(process: int, different: Different) -> None:
-    told = "process 0 of the job has another seed" in different.texts[process]
+    has_warning = "process 0 of the job has another seed" in different.texts[process]
 
-    assert told == (process == 1)
+    assert has_warning == (process == 1)
 
 
 @pytest.mark.parametrize(

@@ -7,15 +7,15 @@ import torch
 from torch import nn
 
 import poptorch
-from helpers.beside import ROWS, Eager, Way, wrapped
 from helpers.closeness import near
+from helpers.eager_loop import ROWS, Eager, Setup, wrapped
 from helpers.wrapping import Having, graph_of, normal
 
 ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 LENGTH, HEADS, WIDTH = 3, 2, 4
 CONSTANT = normal(ROWS, 1, LENGTH, LENGTH)
-TRAINED = Way(accumulation=4)
-INFERRED = Way(training=False, iterations=4)
+TRAINED = Setup(accumulation=4)
+INFERRED = Setup(training=False, iterations=4)
 
 Mask = Callable[[torch.Tensor], torch.Tensor | None]
 
@@ -52,18 +52,18 @@ def attending(mask: Mask) -> Callable[[], nn.Module]:
     return make
 
 
-@pytest.mark.parametrize("way", [TRAINED, INFERRED], ids=["training", "inference"])
+@pytest.mark.parametrize("setup", [TRAINED, INFERRED], ids=["training", "inference"])
 @pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
 def test_attention_with_any_mask_is_that_of_eager_pytorch_in_lanes(
-    mask: Mask, way: Way, caplog: pytest.LogCaptureFixture
+    mask: Mask, setup: Setup, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The log says why there are no lanes, if there are none."""
     caplog.set_level("DEBUG", logger="poptorch:cpp")
     make = attending(mask)
-    eager = Eager(make, lambda results: results[1], way)
-    batch = normal(way.rows, LENGTH, WIDTH, seed=1)
+    eager = Eager(make, lambda results: results[1], setup)
+    batch = normal(setup.rows, LENGTH, WIDTH, seed=1)
 
-    with wrapped(make, way) as ours:
+    with wrapped(make, setup) as ours:
         got, trained = ours(batch), ours.state()
         lanes = ours.wrapper.plan().program.lanes
 

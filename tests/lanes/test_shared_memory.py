@@ -102,9 +102,9 @@ def test_weights_that_are_separate_parts_of_one_memory_are_trained_as_usual() ->
         m.first.weight.data, m.second.weight.data = both[:, :WIDTH], both[:, WIDTH:]
 
     x = torch.randn(8, WIDTH)
-    apart, usual = two_layers(columns), two_layers(lambda m, weight: None)
+    separate, usual = two_layers(columns), two_layers(lambda m, weight: None)
 
-    poptorch.trainingModel(apart, options())(x)
+    poptorch.trainingModel(separate, options())(x)
     poptorch.trainingModel(usual, options())(x)
 
-    torch.testing.assert_close(apart.state_dict(), usual.state_dict())
+    torch.testing.assert_close(separate.state_dict(), usual.state_dict())

@@ -192,7 +192,7 @@ def test_replicas_that_do_not_run_side_by_side_cannot_exchange(
 
 
 class Sharded:
-    """A model with a weight per replica and a common weight, trained for one step, and its twin.
+    """A model with a weight per replica and a common weight, trained for one step, and its copy.
 
     As D. Cattaneo et al., "BESS: Balanced entity sampling and sharing", train embeddings.
     """
@@ -212,10 +212,12 @@ class Sharded:
         self.out, self.loss = self.executor(x)
 
         steps = x.view(2, REPLICAS, ROWS, 3) * self.eager_own[:, None]
-        wanted = [p * self.eager_common for step in steps for p in eager_to_all(list(step))]
-        self.wanted_out = torch.cat(wanted)
-        self.wanted_losses = torch.stack([part.sin().mean() for part in wanted])
-        self.wanted_losses.mean().backward()
+        expected_values = [
+            p * self.eager_common for step in steps for p in eager_to_all(list(step))
+        ]
+        self.expected_out = torch.cat(expected_values)
+        self.expected_losses = torch.stack([part.sin().mean() for part in expected_values])
+        self.expected_losses.mean().backward()
 
     @staticmethod
     def forward(model: Having, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -231,8 +233,8 @@ def sharded() -> Sharded:
 
 
 def test_weights_per_replica_give_the_outputs_and_losses_of_each_replica(sharded: Sharded) -> None:
-    torch.testing.assert_close(sharded.out, sharded.wanted_out)
-    torch.testing.assert_close(sharded.loss, sharded.wanted_losses)
+    torch.testing.assert_close(sharded.out, sharded.expected_out)
+    torch.testing.assert_close(sharded.loss, sharded.expected_losses)
 
 
 def test_gradients_of_a_weight_per_replica_can_be_anchored(sharded: Sharded) -> None:

@@ -53,8 +53,8 @@ def test_values_and_gradients_are_those_of_the_formula() -> None:
 
     for at, name in enumerate(CASES):
         ours = outs[at], weights[at] - model.weights[at].detach()
-        wanted = eager_update(plain[at], inputs[at], weights[at])
-        torch.testing.assert_close(ours, wanted, msg=lambda text, name=name: f"{name}: {text}")
+        reference = eager_update(plain[at], inputs[at], weights[at])
+        torch.testing.assert_close(ours, reference, msg=lambda text, name=name: f"{name}: {text}")
 
 
 def test_the_gradient_of_a_distance_is_zero_at_distance_zero() -> None:

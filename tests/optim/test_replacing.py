@@ -140,8 +140,8 @@ REFUSED: dict[str, tuple[Any, ...]] = {
 
 
 @pytest.fixture(scope="module")
-def with_twin() -> Callable[[Make], tuple[Trained, Trained]]:
-    """Return what trains a model and its twin: once, as refusals change nothing."""
+def with_copy() -> Callable[[Make], tuple[Trained, Trained]]:
+    """Return the optimizers of a model and of its copy. Refusals change neither of them."""
     return functools.cache(lambda make: (trained(make), trained(make)))
 
 
@@ -149,10 +149,10 @@ def with_twin() -> Callable[[Make], tuple[Trained, Trained]]:
 @pytest.mark.spec("optimizers", 8, 16)
 @pytest.mark.parametrize("name", REFUSED)
 def test_an_optimizer_that_does_not_fit_the_program_is_refused(
-    name: str, with_twin: Callable[[Make], tuple[Trained, Trained]]
+    name: str, with_copy: Callable[[Make], tuple[Trained, Trained]]
 ) -> None:
     make, change, said, *kinds = REFUSED[name]
-    subject, _ = with_twin(make)
+    subject, _ = with_copy(make)
 
     with pytest.raises(poptorch.Error, match=said) as refused:
         subject.wrapped.setOptimizer(change(subject.model, subject.optimizer))
@@ -165,10 +165,10 @@ def test_an_optimizer_that_does_not_fit_the_program_is_refused(
 @pytest.mark.spec("optimizers", 8, 16)
 @pytest.mark.parametrize("name", REFUSED)
 def test_after_a_refused_optimizer_training_continues_unchanged(
-    name: str, with_twin: Callable[[Make], tuple[Trained, Trained]]
+    name: str, with_copy: Callable[[Make], tuple[Trained, Trained]]
 ) -> None:
     make, change, said, *_ = REFUSED[name]
-    subject, untouched = with_twin(make)
+    subject, untouched = with_copy(make)
 
     with pytest.raises(poptorch.Error, match=said):
         subject.wrapped.setOptimizer(change(subject.model, subject.optimizer))

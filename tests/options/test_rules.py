@@ -496,25 +496,25 @@ def holding() -> Options:
 
 
 @pytest.fixture(params=["cloned", "pickled"])
-def twin(request: pytest.FixtureRequest, holding: Options) -> Options:
+def copied(request: pytest.FixtureRequest, holding: Options) -> Options:
     """A copy of the options."""
     return holding.clone() if request.param == "cloned" else pickle.loads(pickle.dumps(holding))
 
 
 @pytest.mark.spec("options", 26, 38)
-def test_a_copy_has_the_text_of_its_original(holding: Options, twin: Options) -> None:
-    assert repr(twin) == repr(holding)
+def test_a_copy_has_the_text_of_its_original(holding: Options, copied: Options) -> None:
+    assert repr(copied) == repr(holding)
 
 
 @pytest.mark.spec("options", 26)
-def test_a_clone_copies_the_contents_of_values_too(holding: Options, twin: Options) -> None:
+def test_a_clone_copies_the_contents_of_values_too(holding: Options, copied: Options) -> None:
     text = repr(holding)
 
-    twin.anchored_tensors["x"][0] = "changed"
-    twin._Popart.options["engineOptions"]["k"] = "w"
-    twin._execution_strategy.stage("a").ipu(3)
+    copied.anchored_tensors["x"][0] = "changed"
+    copied._Popart.options["engineOptions"]["k"] = "w"
+    copied._execution_strategy.stage("a").ipu(3)
 
-    assert twin._execution_strategy.phase(0).stage(0)._ipu == 3
+    assert copied._execution_strategy.phase(0).stage(0)._ipu == 3
     assert repr(holding) == text
 
 

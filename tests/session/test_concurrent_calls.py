@@ -13,7 +13,7 @@ from torch import nn
 import poptorch
 from helpers.cases import few
 from helpers.closeness import near
-from helpers.wrapping import Having, Twins, options
+from helpers.wrapping import EagerPair, Having, options
 
 A, B = torch.randn(4, 3), torch.randn(4, 2)
 
@@ -56,8 +56,13 @@ def documented(function: Callable[[], object]) -> Callable[[], None]:
         try:
             function()
         except poptorch.Error as error:
-            told = ("not been compiled", "not attached", "attached already", "already attached")
-            assert any(text in str(error) for text in told), error  # noqa: PT017
+            allowed_errors = (
+                "not been compiled",
+                "not attached",
+                "attached already",
+                "already attached",
+            )
+            assert any(text in str(error) for text in allowed_errors), error  # noqa: PT017
 
     return call
 
@@ -66,13 +71,13 @@ def documented(function: Callable[[], object]) -> Callable[[], None]:
 @pytest.mark.parametrize("tier", few(["reference", "inductor"], "reference"))
 def test_three_threads_can_call_random_methods_during_training(tier: str) -> None:
     """The weights are those of the same calls one after another."""
-    twins = Twins(
+    pair = EagerPair(
         with_loss(layers(), nn.functional.mse_loss),
         lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9),
         options(tier),
         **near(8, 10, size=0.1),
     )
-    model, executor, ours = twins.model, twins.wrapped, twins.ours
+    model, executor, ours = pair.model, pair.wrapped, pair.ours
     validation = poptorch.inferenceModel(model.inner, options(tier))
     methods = [
         model.state_dict,
@@ -99,8 +104,8 @@ def test_three_threads_can_call_random_methods_during_training(tier: str) -> Non
         return lambda: documented(draw.choice(methods if draw.random() < 0.99 else rare))()
 
     with beside(*map(method, draws)):
-        twins.step(A, B, count=100)
-    twins.compare()
+        pair.step(A, B, count=100)
+    pair.compare()
     torch.testing.assert_close(validation(A), model.inner(A))
 
 

@@ -56,7 +56,7 @@ IN_FORWARD = {  # what is said, and the line of the user's that it is about
 }
 
 
-def told(error: BaseException) -> str:
+def text_of(error: BaseException) -> str:
     return "\n".join([str(error), *getattr(error, "__notes__", ())])
 
 
@@ -71,10 +71,10 @@ def test_a_mistake_in_forward_is_reported_with_its_line(
     with pytest.raises((poptorch.Error, ValueError, RuntimeError)) as caught:
         training(*inputs)
     said, line = IN_FORWARD[mode]
-    assert re.search(f"(?s){said}", told(caught.value))
-    assert re.search(f"  Where:  {HERE}.*{re.escape(line)}.*\n  Fix:    ", told(caught.value))
+    assert re.search(f"(?s){said}", text_of(caught.value))
+    assert re.search(f"  Where:  {HERE}.*{re.escape(line)}.*\n  Fix:    ", text_of(caught.value))
     given = "captured forward of Net\n  Got:    x float32[4, 4], y float32[4, 2]"
-    assert mode == "no loss" or given in told(caught.value)
+    assert mode == "no loss" or given in text_of(caught.value)
     assert not training.isCompiled()
     monkeypatch.setattr(Net, "mode", "right")
     torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
@@ -85,7 +85,7 @@ def test_a_mistake_in_forward_is_reported_with_its_line(
 def test_a_layer_of_torch_alone_is_explained_with_the_line_of_the_call() -> None:
     with pytest.raises(RuntimeError, match="reduction dim") as caught:
         poptorch.inferenceModel(nn.Linear(8, 3), options())(torch.zeros(4, 9))  # that line
-    assert re.search(rf"input float32\[4, 9\]\n  Where:  {HERE}.*that line", told(caught.value))
+    assert re.search(rf"input float32\[4, 9\]\n  Where:  {HERE}.*that line", text_of(caught.value))
 
 
 class RefusalError(Exception):
@@ -119,7 +119,7 @@ def test_exceptions_of_a_model_stay_the_users_own(code: int, accumulation: int) 
     assert str(caught.value) == f"refused with {code}"
     assert caught.value.args == (code,)
     if code == 7:
-        assert re.search(f"{HERE}raise RefusalError\\(7\\)", told(caught.value))
+        assert re.search(f"{HERE}raise RefusalError\\(7\\)", text_of(caught.value))
 
 
 @pytest.mark.slow
@@ -265,7 +265,7 @@ def held() -> Any:
 
 
 @pytest.mark.parametrize(
-    "read, wanted",
+    "read, expected_values",
     [
         (lambda model: model.layer.weight.grad, None),
         (in_a_loop, None),
@@ -274,13 +274,13 @@ def held() -> Any:
     ],
 )
 def test_reading_grad_of_a_wrapped_model_causes_one_warning(
-    read: Callable[..., Any], wanted: object, caplog: pytest.LogCaptureFixture
+    read: Callable[..., Any], expected_values: object, caplog: pytest.LogCaptureFixture
 ) -> None:
     model, training, _ = wrapped()
     read(model)
     for _ in range(3):
         training(X, Y)
-        assert read(model) == wanted
+        assert read(model) == expected_values
     (said,) = lines(caplog)
     assert "have no .grad" in said
     for parameter in model.parameters():

@@ -20,7 +20,7 @@ from helpers.wrapping import PAUSE, Calling, Graded, inference, options, trainin
 from poptorch._session import guards
 
 X, Y = torch.randn(2, 3), torch.randn(2, 2)
-TOLD = "The compiled program does not follow what changed on the host: "
+NOT_FOLLOWED = "The compiled program does not follow what changed on the host: "
 
 
 @pytest.fixture(autouse=True)
@@ -36,13 +36,15 @@ def test_a_long_check_postpones_the_next_one(monkeypatch: pytest.MonkeyPatch) ->
     assert checks.due == pytest.approx(101.0)
 
 
-def looks(monkeypatch: pytest.MonkeyPatch, apart: float, first: int = 0) -> int:
+def number_of_checks(
+    monkeypatch: pytest.MonkeyPatch, seconds_between: float, first: int = 0
+) -> int:
     """Return how often two calls check, with a pause between them; a check takes 0.1 ms."""
     made: list[int] = []
     checks = guards.Checks(guards.Guard(lambda: made.append(1), lambda _: [], ""))
     made.clear()
     monkeypatch.setattr(guards, "FIRST", first)
-    later = 100.0 + apart
+    later = 100.0 + seconds_between
     monkeypatch.setattr(time, "monotonic", iter([100.0, 100.0001, later, later + 0.0001]).__next__)
     for _ in range(2):
         checks.run([], None)
@@ -52,14 +54,14 @@ def looks(monkeypatch: pytest.MonkeyPatch, apart: float, first: int = 0) -> int:
 def test_a_call_after_a_pause_is_checked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert looks(monkeypatch, apart=0.012) == 2
-    assert looks(monkeypatch, apart=0.005) == 1
+    assert number_of_checks(monkeypatch, seconds_between=0.012) == 2
+    assert number_of_checks(monkeypatch, seconds_between=0.005) == 1
 
 
 def test_the_first_calls_are_always_checked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert looks(monkeypatch, apart=0.005, first=2) == 2
+    assert number_of_checks(monkeypatch, seconds_between=0.005, first=2) == 2
 
 
 def test_the_second_call_warns_of_weights_that_changed_right_after_the_first(
@@ -230,12 +232,14 @@ def test_one_message_lists_all_changes_once(
     nn.init.uniform_(model.second.weight)  # and copied
     executor.copyWeightsToDevice()
     run(executor)
-    assert TOLD not in caplog.text
+    assert NOT_FOLLOWED not in caplog.text
     for do in changes.values():
         do(executor.model if wrap is inference and "Holds.second)" in changes else model)
     run(executor, 3)
-    (told,) = [record.getMessage() for record in caplog.records if TOLD in record.getMessage()]
-    assert [part for part in changes if part not in told] == []
+    (message,) = [
+        record.getMessage() for record in caplog.records if NOT_FOLLOWED in record.getMessage()
+    ]
+    assert [part for part in changes if part not in message] == []
 
 
 def test_one_warning_names_a_number_that_needs_set_optimizer(
@@ -249,16 +253,20 @@ def test_one_warning_names_a_number_that_needs_set_optimizer(
     scheduler.step()
     executor.setOptimizer(optimizer)
     run(executor)
-    assert TOLD not in caplog.text
+    assert NOT_FOLLOWED not in caplog.text
     scheduler.step()
     model.temperature = 2.0
     model.norm.running_mean.fill_(3.0)  # which training moves
     run(executor, 3)
-    (told,) = [record.getMessage() for record in caplog.records if TOLD in record.getMessage()]
-    assert "lr of the optimizer's group 0 was 0.05 and is 0.025" in told
-    assert "destroy()" in told
-    assert "'norm.running_mean' on the host, but the device continues to use its own values" in told
-    assert "setOptimizer(optimizer)" in told
+    (message,) = [
+        record.getMessage() for record in caplog.records if NOT_FOLLOWED in record.getMessage()
+    ]
+    assert "lr of the optimizer's group 0 was 0.05 and is 0.025" in message
+    assert "destroy()" in message
+    assert (
+        "'norm.running_mean' on the host, but the device continues to use its own values" in message
+    )
+    assert "setOptimizer(optimizer)" in message
 
 
 @pytest.mark.parametrize("wrap", [training, inference])
@@ -280,7 +288,7 @@ def test_a_program_that_is_compiled_again_contains_the_changes(
     torch.testing.assert_close(run(executor), expected.detach())
     run(executor, 2)
     assert torch.equal(model.first.weight, before)
-    assert TOLD not in caplog.text
+    assert NOT_FOLLOWED not in caplog.text
 
 
 def test_a_warning_names_hooks_that_an_optimizer_gets_later(
@@ -313,7 +321,7 @@ def test_a_warning_names_a_block_that_is_added_too_late(
         == 1
     )
     run(executor)
-    assert TOLD not in caplog.text
+    assert NOT_FOLLOWED not in caplog.text
     executor.destroy()
     poptorch.removeBlocks(model)
     poptorch.BeginBlock(model.first, ipu_id=0)
@@ -328,7 +336,7 @@ def test_one_warning_names_a_class_whose_forward_was_replaced(
     before = run(executor)
     model.first.bias.untyped_storage().resize_(0)  # whose memory is gone is not looked at
     assert torch.equal(run(executor), before)
-    assert TOLD not in caplog.text
+    assert NOT_FOLLOWED not in caplog.text
     model.first.bias.untyped_storage().resize_(16)
     nn.init.zeros_(model.first.bias)
     original = nn.Linear.forward
@@ -358,7 +366,7 @@ def test_changes_between_wrapping_and_compiling_take_effect_in_training(
         torch.testing.assert_close(run(executor), expected)
     model.mask = model.mask.clone()
     run(executor)
-    assert TOLD not in caplog.text  # the values are the same
+    assert NOT_FOLLOWED not in caplog.text  # the values are the same
     model.mask = torch.ones(3)
     nn.init.ones_(model.second.weight)
     executor.copyWeightsToHost()
@@ -376,14 +384,14 @@ def test_a_warning_lists_changes_between_wrapping_for_inference_and_compilation(
     triple(model)
     for _ in range(3):
         torch.testing.assert_close(run(executor), expected)
-    assert caplog.text.count(TOLD) == 1
-    for told in (
+    assert caplog.text.count(NOT_FOLLOWED) == 1
+    for message in (
         "temperature was 1.0 and is 2.0",
         "is tensor([0., 0., 0.])",
         "forward of a Holds",
         "Config.scale of config was 1.0 and is 3.0",
     ):
-        assert told in caplog.text
+        assert message in caplog.text
 
 
 @pytest.mark.parametrize("clip", ["clip_grad_norm_", "clip_grad_value_"])
@@ -420,7 +428,7 @@ def test_weights_that_were_restored_or_come_from_a_trainer_cause_no_warning(
     trainer.detachFromDevice()
     nn.init.ones_(model.first.weight)
     trainer(X, Y)
-    assert TOLD not in caplog.text
+    assert NOT_FOLLOWED not in caplog.text
 
 
 class Taking(Net):

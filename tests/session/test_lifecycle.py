@@ -21,11 +21,11 @@ X, Y = normal(4, 4), normal(4, 2, seed=1)
 @pytest.mark.parametrize("method", ["compile", "__call__"])
 def test_a_default_device_of_the_caller_changes_nothing(method: str) -> None:
     model = nn.Sequential(nn.Linear(4, 2), nn.Dropout(0.5), Net(2, 2))
-    twin = copy.deepcopy(model)
+    eager_model = copy.deepcopy(model)
     opts = options(accumulation=2).randomSeed(3)
     executor, expected = (
         poptorch.trainingModel(m, opts, torch.optim.Adam(m.parameters(), lr=0.1), nn.MSELoss())
-        for m in (model, twin)
+        for m in (model, eager_model)
     )
 
     with torch.device("meta"):
@@ -34,7 +34,7 @@ def test_a_default_device_of_the_caller_changes_nothing(method: str) -> None:
     executor(X, Y)
     expected(X, Y)
 
-    torch.testing.assert_close(model.state_dict(), twin.state_dict(), rtol=0, atol=0)
+    torch.testing.assert_close(model.state_dict(), eager_model.state_dict(), rtol=0, atol=0)
 
 
 def with_a_layer() -> Calling:

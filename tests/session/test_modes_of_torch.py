@@ -14,7 +14,7 @@ import poptorch
 from helpers.cases import every_pair
 from helpers.closeness import FUNCTION, near
 from helpers.modes import MODES
-from helpers.wrapping import Graded, Twins, normal, options
+from helpers.wrapping import EagerPair, Graded, normal, options
 from poptorch._session.weights.store import StateStore
 
 X, Y = normal(4, 4), normal(4, 3, seed=1)
@@ -29,49 +29,49 @@ def net() -> Graded:
     return Graded(norm=nn.BatchNorm1d(4), tanh=nn.Tanh(), head=nn.Linear(4, 3))
 
 
-def trained(make: Callable = MAKERS["Adam"]) -> Twins:
-    twins = Twins(net(), make, **CLOSE)
-    twins.step(X, Y, count=2)
-    return twins
+def trained(make: Callable = MAKERS["Adam"]) -> EagerPair:
+    pair = EagerPair(net(), make, **CLOSE)
+    pair.step(X, Y, count=2)
+    return pair
 
 
-def attach_again(twins: Twins, folder: Path) -> None:
-    twins.wrapped.detachFromDevice()
-    twins.wrapped.attachToDevice()
+def attach_again(pair: EagerPair, folder: Path) -> None:
+    pair.wrapped.detachFromDevice()
+    pair.wrapped.attachToDevice()
 
 
-def upload(twins: Twins, folder: Path) -> None:
-    twins.wrapped.copyWeightsToHost()
-    twins.wrapped.copyWeightsToDevice()
+def upload(pair: EagerPair, folder: Path) -> None:
+    pair.wrapped.copyWeightsToHost()
+    pair.wrapped.copyWeightsToDevice()
 
 
-def load_own_weights(twins: Twins, folder: Path) -> None:
-    twins.wrapped.load_state_dict(copy.deepcopy(twins.model.state_dict()))
+def load_own_weights(pair: EagerPair, folder: Path) -> None:
+    pair.wrapped.load_state_dict(copy.deepcopy(pair.model.state_dict()))
 
 
-def load_own_state(twins: Twins, folder: Path) -> None:
-    twins.ours.load_state_dict(copy.deepcopy(twins.ours.state_dict()))
+def load_own_state(pair: EagerPair, folder: Path) -> None:
+    pair.ours.load_state_dict(copy.deepcopy(pair.ours.state_dict()))
 
 
-def continue_random_numbers(twins: Twins, folder: Path) -> None:
-    twins.wrapped.rng_state = twins.wrapped.rng_state
+def continue_random_numbers(pair: EagerPair, folder: Path) -> None:
+    pair.wrapped.rng_state = pair.wrapped.rng_state
 
 
-EVENTS: dict[str, Callable[[Twins, Path], Any]] = {
-    "a read of the optimizer's state": lambda twins, _: twins.ours.state_dict(),
-    "a read of weights": lambda twins, _: [p + 0 for p in twins.model.parameters()],
-    "state_dict()": lambda twins, _: twins.model.state_dict(),
-    "deepcopy": lambda twins, _: copy.deepcopy(twins.model),
-    "detachFromDevice()": lambda twins, _: twins.wrapped.detachFromDevice(),
+EVENTS: dict[str, Callable[[EagerPair, Path], Any]] = {
+    "a read of the optimizer's state": lambda pair, _: pair.ours.state_dict(),
+    "a read of weights": lambda pair, _: [p + 0 for p in pair.model.parameters()],
+    "state_dict()": lambda pair, _: pair.model.state_dict(),
+    "deepcopy": lambda pair, _: copy.deepcopy(pair.model),
+    "detachFromDevice()": lambda pair, _: pair.wrapped.detachFromDevice(),
     "attachToDevice()": attach_again,
-    "destroy()": lambda twins, _: twins.wrapped.destroy(),
+    "destroy()": lambda pair, _: pair.wrapped.destroy(),
     "copyWeightsToDevice()": upload,
-    "setOptimizer()": lambda twins, _: twins.wrapped.setOptimizer(twins.ours),
+    "setOptimizer()": lambda pair, _: pair.wrapped.setOptimizer(pair.ours),
     "load_state_dict()": load_own_weights,
     "load_state_dict() of the optimizer": load_own_state,
-    "save()": lambda twins, folder: twins.wrapped.save(folder / "model"),
+    "save()": lambda pair, folder: pair.wrapped.save(folder / "model"),
     "rng_state": continue_random_numbers,
-    "another wrapper": lambda twins, _: poptorch.inferenceModel(twins.model, options()),
+    "another wrapper": lambda pair, _: poptorch.inferenceModel(pair.model, options()),
 }
 
 
@@ -79,11 +79,11 @@ EVENTS: dict[str, Callable[[Twins, Path], Any]] = {
 def test_training_continues_after_an_event_under_a_mode(
     event: Callable[..., Any], mode: Callable[..., Any] | type, tmp_path: Path
 ) -> None:
-    twins = trained()
+    pair = trained()
     with mode():
-        event(twins, tmp_path)
-    twins.step(X, Y, count=2)
-    twins.compare()
+        event(pair, tmp_path)
+    pair.step(X, Y, count=2)
+    pair.compare()
 
 
 @pytest.mark.slow
@@ -91,28 +91,28 @@ def test_training_continues_after_an_event_under_a_mode(
 def test_steps_that_are_counted_on_the_host_are_counted_under_a_mode(
     mode: Callable[..., Any] | type, tmp_path: Path
 ) -> None:
-    twins = trained(MAKERS["RMSprop"])
+    pair = trained(MAKERS["RMSprop"])
     with mode():
-        twins.ours.state_dict()
-        attach_again(twins, tmp_path)
-    twins.step(X, Y)
-    twins.compare()
+        pair.ours.state_dict()
+        attach_again(pair, tmp_path)
+    pair.step(X, Y)
+    pair.compare()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in MODES if name != "saved_tensors_hooks"])
 def test_a_loaded_file_is_compiled_under_a_mode(name: str, tmp_path: Path) -> None:
     """Hooks of saved tensors are part of what is captured: those of ``MODES`` refuse it."""
-    twins = trained()
-    twins.wrapped.save(tmp_path / "model")
+    pair = trained()
+    pair.wrapped.save(tmp_path / "model")
     model = net()
-    twins.ours = MAKERS["Adam"](model.parameters())
+    pair.ours = MAKERS["Adam"](model.parameters())
     with MODES[name]():
-        given = {"model": model, "optimizer": twins.ours}
-        twins.wrapped = poptorch.load(tmp_path / "model", **given)
-    twins.model = model
-    twins.step(X, Y, count=2)
-    twins.compare()
+        given = {"model": model, "optimizer": pair.ours}
+        pair.wrapped = poptorch.load(tmp_path / "model", **given)
+    pair.model = model
+    pair.step(X, Y, count=2)
+    pair.compare()
 
 
 def test_a_buffer_that_was_created_in_inference_mode_gets_trained_values() -> None:
@@ -140,38 +140,38 @@ STEPS_OF_DETACHING = [(StateStore, "download"), (StateStore, "device_only")]
 def test_a_device_that_cannot_be_released_continues_to_work(
     event: str, owner: type, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    twins = trained()
+    pair = trained()
     with monkeypatch.context() as planted, pytest.raises(MemoryError, match="planted"):
         planted.setattr(owner, name, fails)
-        getattr(twins.wrapped, event)()
-    twins.step(X, Y, count=2)
-    twins.compare()
-    getattr(twins.wrapped, event)()
-    twins.step(X, Y)
-    twins.compare()
+        getattr(pair.wrapped, event)()
+    pair.step(X, Y, count=2)
+    pair.compare()
+    getattr(pair.wrapped, event)()
+    pair.step(X, Y)
+    pair.compare()
 
 
 def test_state_that_cannot_be_read_is_read_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    twins = trained(MAKERS["RMSprop"])
+    pair = trained(MAKERS["RMSprop"])
     with monkeypatch.context() as planted, pytest.raises(MemoryError, match="planted"):
         planted.setattr(StateStore, "readable", fails)
-        twins.ours.state_dict()
-    twins.step(X, Y)
-    twins.compare()
+        pair.ours.state_dict()
+    pair.step(X, Y)
+    pair.compare()
 
 
 @pytest.mark.parametrize("name", ["write_hypers", "write"])
 def test_a_device_that_cannot_be_attached_is_attached_later(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    twins = trained()
-    twins.wrapped.detachFromDevice()
+    pair = trained()
+    pair.wrapped.detachFromDevice()
     with monkeypatch.context() as planted, pytest.raises(MemoryError, match="planted"):
         planted.setattr(StateStore, name, fails)
-        twins.wrapped(X, Y)
-    assert not twins.wrapped.isAttachedToDevice()
-    twins.step(X, Y, count=2)
-    twins.compare()
+        pair.wrapped(X, Y)
+    assert not pair.wrapped.isAttachedToDevice()
+    pair.step(X, Y, count=2)
+    pair.compare()
 
 
 def without_memory(layer: nn.Module) -> None:
@@ -187,33 +187,33 @@ def on_meta(layer: nn.Module) -> None:
 def test_copying_weights_to_the_device_copies_none_if_one_cannot_be_read(
     spoil: Callable[..., Any],
 ) -> None:
-    twins = trained()
-    last = twins.model.head
-    before = {name: value.clone() for name, value in twins.model.state_dict().items()}
+    pair = trained()
+    last = pair.model.head
+    before = {name: value.clone() for name, value in pair.model.state_dict().items()}
     bias = last.bias
     with torch.no_grad():
-        twins.model.norm.weight.zero_()
+        pair.model.norm.weight.zero_()
     spoil(last)
 
     with pytest.raises(poptorch.Error, match="cannot be read"):
-        twins.wrapped.copyWeightsToDevice()
+        pair.wrapped.copyWeightsToDevice()
 
     last.bias = bias
     bias.untyped_storage().resize_(bias.nbytes)
-    twins.model.load_state_dict(before)
-    twins.step(X, Y, count=2)
-    twins.compare()
+    pair.model.load_state_dict(before)
+    pair.step(X, Y, count=2)
+    pair.compare()
 
 
 def test_a_state_of_another_shape_can_be_replaced_by_the_right_one() -> None:
-    twins = trained()
-    twins.wrapped.detachFromDevice()
-    right = copy.deepcopy(twins.ours.state_dict())
+    pair = trained()
+    pair.wrapped.detachFromDevice()
+    right = copy.deepcopy(pair.ours.state_dict())
     wrong = copy.deepcopy(right)
     wrong["state"][0]["exp_avg"] = torch.zeros(9)
-    twins.ours.load_state_dict(wrong)
+    pair.ours.load_state_dict(wrong)
     with pytest.raises(RuntimeError, match="wrong shape"):
-        twins.wrapped(X, Y)
-    twins.ours.load_state_dict(right)
-    twins.step(X, Y, count=2)
-    twins.compare()
+        pair.wrapped(X, Y)
+    pair.ours.load_state_dict(right)
+    pair.step(X, Y, count=2)
+    pair.compare()

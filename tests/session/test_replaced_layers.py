@@ -18,11 +18,11 @@ from torch import nn
 import poptorch
 from helpers.cases import every_pair
 from helpers.closeness import FUNCTION, near
-from helpers.wrapping import PAUSE, Twins, compilations, normal, options
+from helpers.wrapping import PAUSE, EagerPair, compilations, normal, options
 from poptorch._session import guards
 
 X, Y = normal(4, 4), normal(4, 3, seed=1)
-TOLD = "The compiled program does not follow what changed on the host: "
+NOT_FOLLOWED = "The compiled program does not follow what changed on the host: "
 CLOSE = near(8 + FUNCTION, 4)
 adam = functools.partial(torch.optim.Adam, lr=0.1, eps=1e-3)
 
@@ -90,25 +90,25 @@ READINGS: dict[str, Callable] = {
 }
 
 
-def check_replaced(twins: Twins, replace: Callable, read: Callable, calls: int) -> None:
+def check_replaced(pair: EagerPair, replace: Callable, read: Callable, calls: int) -> None:
     """Replace something after two calls; compare the tensors that there were with eager's."""
-    trained, expected = tensors(twins.model), tensors(twins.eager)
-    twins.step(X, Y, count=2)
-    replace(twins.model)
+    trained, expected = tensors(pair.model), tensors(pair.eager)
+    pair.step(X, Y, count=2)
+    replace(pair.model)
     others = {
         name: each
-        for name, each in tensors(twins.model).items()
+        for name, each in tensors(pair.model).items()
         if all(each is not known for known in trained.values())
     }
     given = {name: each.detach().clone() for name, each in others.items()}
-    twins.step(X, Y, count=calls)
+    pair.step(X, Y, count=calls)
 
-    read(twins.model, twins.wrapped)
+    read(pair.model, pair.wrapped)
 
     torch.testing.assert_close(trained, expected, **CLOSE)
     torch.testing.assert_close(dict(others), given, rtol=0, atol=0)
-    twins.wrapped.destroy()
-    assert type(twins.model) is Net
+    pair.wrapped.destroy()
+    assert type(pair.model) is Net
 
 
 @pytest.mark.parametrize(("read", "replace"), every_pair(READINGS, REPLACEMENTS))
@@ -116,7 +116,7 @@ def test_each_tensor_has_its_trained_values(
     replace: Callable[..., Any], read: Callable[..., Any]
 ) -> None:
     for calls in (0, 1):
-        check_replaced(Twins(Net(), adam, **CLOSE), replace, read, calls)
+        check_replaced(EagerPair(Net(), adam, **CLOSE), replace, read, calls)
 
 
 @pytest.mark.slow
@@ -126,7 +126,7 @@ def test_untied_weights_have_separate_values(read: Callable[..., Any]) -> None:
         model.head.weight = nn.Parameter(model.middle.weight.detach().clone())
 
     for calls in (0, 1):
-        check_replaced(Twins(Net(tied=True), adam, **CLOSE), untie, read, calls)
+        check_replaced(EagerPair(Net(tied=True), adam, **CLOSE), untie, read, calls)
 
 
 def test_data_of_another_shape_does_not_get_the_trained_values() -> None:
@@ -139,7 +139,7 @@ def test_data_of_another_shape_does_not_get_the_trained_values() -> None:
     assert torch.equal(model.head.weight, torch.ones(8, 3))
 
 
-TOLD_OF = {
+EXPECTED_TEXT = {
     "a layer": "layers (Net.head)",
     "a parameter": "'head.weight' on the host, but the device continues to use its own values",
     "a parameter of another shape": "'head.weight' on the host, but the device continues to use",
@@ -152,7 +152,7 @@ TOLD_OF = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", TOLD_OF)
+@pytest.mark.parametrize("what", EXPECTED_TEXT)
 def test_one_warning_names_replaced_layers(what: str, caplog: pytest.LogCaptureFixture) -> None:
     model = Net()
     executor = poptorch.trainingModel(model, options(), adam(model.parameters()))
@@ -161,8 +161,8 @@ def test_one_warning_names_replaced_layers(what: str, caplog: pytest.LogCaptureF
     for _ in range(3):
         time.sleep(PAUSE)
         executor(X, Y)
-    (told,) = [text for text in caplog.messages if TOLD in text]
-    assert TOLD_OF[what] in told or what == "layers that change places"
+    (message,) = [text for text in caplog.messages if NOT_FOLLOWED in text]
+    assert EXPECTED_TEXT[what] in message or what == "layers that change places"
 
 
 def test_a_warning_names_untied_weights(caplog: pytest.LogCaptureFixture) -> None:
@@ -173,69 +173,69 @@ def test_a_warning_names_untied_weights(caplog: pytest.LogCaptureFixture) -> Non
     for _ in range(2):
         time.sleep(PAUSE)
         executor(X, Y)
-    (told,) = [text for text in caplog.messages if TOLD in text]
-    assert "'head.weight' on the host, but the device continues to use its own values" in told
+    (message,) = [text for text in caplog.messages if NOT_FOLLOWED in text]
+    assert "'head.weight' on the host, but the device continues to use its own values" in message
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [3, 5])
 @pytest.mark.parametrize("again", ["the same executor", "another one"])
 def test_transfer_learning_trains_the_new_layer_as_eager_does(size: int, again: str) -> None:
-    twins = Twins(Net(), adam, **CLOSE)
-    twins.step(X, Y, count=2)
-    old = twins.model.head
+    pair = EagerPair(Net(), adam, **CLOSE)
+    pair.step(X, Y, count=2)
+    old = pair.model.head
     new = nn.Linear(3, size)
-    for model in (twins.model, twins.eager):
+    for model in (pair.model, pair.eager):
         model.head = copy.deepcopy(new)
-    twins.wrapped.destroy()
+    pair.wrapped.destroy()
     kept = old.weight.detach().clone()
-    twins.theirs, twins.ours = (adam(m.parameters()) for m in (twins.eager, twins.model))
+    pair.theirs, pair.ours = (adam(m.parameters()) for m in (pair.eager, pair.model))
     if again == "another one":
-        twins.wrapped = poptorch.trainingModel(twins.model, options(), twins.ours)
+        pair.wrapped = poptorch.trainingModel(pair.model, options(), pair.ours)
     else:
-        twins.wrapped.setOptimizer(twins.ours)
-    twins.step(X, normal(4, size), count=2)
-    twins.compare()
+        pair.wrapped.setOptimizer(pair.ours)
+    pair.step(X, normal(4, size), count=2)
+    pair.compare()
     assert torch.equal(old.weight, kept)
 
 
 def test_a_program_for_another_mode_has_the_current_layers() -> None:
-    twins = Twins(Net(), adam, **CLOSE)
-    twins.step(X, Y, count=2)
-    old = twins.model.head, twins.eager.head
+    pair = EagerPair(Net(), adam, **CLOSE)
+    pair.step(X, Y, count=2)
+    old = pair.model.head, pair.eager.head
     new = nn.Linear(3, 3)
-    for model in (twins.model, twins.eager):
+    for model in (pair.model, pair.eager):
         model.head = copy.deepcopy(new)
         model.norm.eval()
-    twins.step(X, Y, count=2)  # which eager trains without the new layer, too
-    twins.compare()
+    pair.step(X, Y, count=2)  # which eager trains without the new layer, too
+    pair.compare()
     torch.testing.assert_close(old[0].state_dict(), old[1].state_dict(), **CLOSE)
 
 
 def test_moments_go_with_layers_that_change_places() -> None:
-    twins = Twins(Net(), adam, **CLOSE)
-    twins.step(X, Y, count=2)
+    pair = EagerPair(Net(), adam, **CLOSE)
+    pair.step(X, Y, count=2)
     with compilations() as programs:
-        for model in (twins.model, twins.eager):
+        for model in (pair.model, pair.eager):
             swap(model)
             model.norm.eval()
-        twins.step(X, Y, count=2)
-    twins.compare()
+        pair.step(X, Y, count=2)
+    pair.compare()
     assert len(programs) == 1
 
 
 def test_a_program_with_replaced_layers_is_not_used_again() -> None:
-    twins = Twins(Net(), adam, **CLOSE)
-    twins.step(X, Y)
-    for model in (twins.model, twins.eager):
+    pair = EagerPair(Net(), adam, **CLOSE)
+    pair.step(X, Y)
+    for model in (pair.model, pair.eager):
         swap(model)
         model.norm.eval()
-    twins.step(X, Y)
+    pair.step(X, Y)
     with compilations() as programs:
-        for model in (twins.model, twins.eager):
+        for model in (pair.model, pair.eager):
             model.norm.train()
-        twins.step(X, Y, count=2)
-    twins.compare()
+        pair.step(X, Y, count=2)
+    pair.compare()
     assert len(programs) == 1
 
 

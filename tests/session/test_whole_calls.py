@@ -64,11 +64,11 @@ def batch(rows: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 def after(updates: int, backend: str, lanes: int, computed: bool = False) -> dict[str, Any]:
     """The state of an undisturbed model after each number of updates."""
-    twin = Trained(backend, computed, lanes, accumulation=2)
+    undisturbed = Trained(backend, computed, lanes, accumulation=2)
     x, y = (part.chunk(3) for part in batch(24))
     for update in range(updates):
-        twin.call(x[update % 3], y[update % 3])
-    return twin.everything()
+        undisturbed.call(x[update % 3], y[update % 3])
+    return undisturbed.everything()
 
 
 @pytest.mark.parametrize("backend", ["reference", "staged"])
@@ -130,7 +130,9 @@ def handled() -> Iterator[Callable[..., Any]]:
         signal.signal(signum, handler)
 
 
-def sending(monkeypatch: pytest.MonkeyPatch, signum: int, wanted: Callable[..., Any]) -> None:
+def sending(
+    monkeypatch: pytest.MonkeyPatch, signum: int, expected_values: Callable[..., Any]
+) -> None:
     """Send a signal after those runs of a graph, counted from 1, that are wanted."""
     runs: list[object] = []
     original = driver._BoundRun.__call__
@@ -138,7 +140,7 @@ def sending(monkeypatch: pytest.MonkeyPatch, signum: int, wanted: Callable[..., 
     def interrupted(self: Any, *where: Any) -> Any:
         results = original(self, *where)
         runs.append(where)
-        if wanted(len(runs)):
+        if expected_values(len(runs)):
             os.kill(os.getpid(), signum)
         return results
 

@@ -1,9 +1,9 @@
 """Layers, aggregations, norms, poolings and models of torch_geometric, through wrapped models.
 
-Each is trained for three steps of gradient descent beside the same module, eager, on the same small
-graph; results, losses and weights are compared. Arguments are made up from the names of parameters,
-and where that is not enough they stand in ``SPECIAL``. What is exported and has no sample here is
-in ``UNTRIED``, with the reason.
+Each is trained for three steps of gradient descent, and so is the same module in eager PyTorch, on
+the same small graph. Results, losses and weights are compared. Arguments are made up from the names
+of parameters; if that is not enough, they are in ``SPECIAL``. Exported names without a sample here
+are in ``UNTRIED``, with the reason.
 """
 
 import inspect
@@ -300,17 +300,17 @@ def _plain(kind: type[nn.Module]) -> Sample:
     takes, of_kind = inspect.signature(kind.forward).parameters, kind.__module__.split(".")[2]
     given = OPTIONAL if of_kind in ("conv", "norm") else set()
 
-    def wanted(parameters: Mapping[str, inspect.Parameter], values: dict[str, Any]) -> list[str]:
+    def expected(parameters: Mapping[str, inspect.Parameter], values: dict[str, Any]) -> list[str]:
         each = parameters.items()
         return [n for n, p in each if n in values and (p.default is p.empty or n in given)]
 
-    named = wanted(inspect.signature(kind.__init__).parameters, ARGUMENTS)
+    named = expected(inspect.signature(kind.__init__).parameters, ARGUMENTS)
     arguments = {name: ARGUMENTS[name] for name in named}
     numbers = {"aggr": "index", "norm": "batch"}.get(of_kind)
     if numbers in takes:
         sizes = [n for n in ("dim_size", "batch_size", "max_num_elements") if n in takes]
         return lambda: kind(**arguments), ("x", numbers), {name: INPUTS[name] for name in sizes}
-    return lambda: kind(**arguments), tuple(wanted(takes, INPUTS)), {}
+    return lambda: kind(**arguments), tuple(expected(takes, INPUTS)), {}
 
 
 def samples(name: str, most: int) -> Iterator[Sample]:

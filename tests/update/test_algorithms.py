@@ -96,9 +96,11 @@ def plainly(function: Callable[..., Any], settings: dict[str, float]) -> Callabl
     return update
 
 
-def close(got: torch.Tensor, want: torch.Tensor, factor: int = 1.0) -> None:
-    scale = float(want.abs().max())
-    torch.testing.assert_close(got.double(), want, **near(16, STEPS, size=factor * scale / 10))
+def close(got: torch.Tensor, expected_value: torch.Tensor, factor: int = 1.0) -> None:
+    scale = float(expected_value.abs().max())
+    torch.testing.assert_close(
+        got.double(), expected_value, **near(16, STEPS, size=factor * scale / 10)
+    )
 
 
 @pytest.mark.spec("optimizers", 5, 6, 24)

@@ -84,8 +84,8 @@ def run(
     return model, optimizer, wrapped, (x, y), torch.stack([wrapped(x, y) for _ in range(stop)])
 
 
-def close(got: Any, want: Any, steps: int = 1, size: float = 0.1) -> None:
-    torch.testing.assert_close(got, want, **near(8, steps, size=size))
+def close(got: Any, expected_value: Any, steps: int = 1, size: float = 0.1) -> None:
+    torch.testing.assert_close(got, expected_value, **near(8, steps, size=size))
 
 
 @functools.cache
@@ -107,10 +107,10 @@ def test_training_with_bundles_equals_training_without_them(
 ) -> None:
     model, optimizer, wrapped, _, losses = run(name, dtype, **counts)
     state = optimizer.state_dict()
-    other, plain, executor, _, wanted = run(name, dtype, bundled=False, **counts)
+    other, plain, executor, _, expected = run(name, dtype, bundled=False, **counts)
     assert not executor.plan().program.bundles
     check_layout(wrapped.plan().program.bundles, optimizer, model)
-    close(losses, wanted)
+    close(losses, expected)
     close(model.state_dict(), other.state_dict())
     assert model.layers[0].weight is model.layers[2].weight
     for part in ("ipu_state", "ipu_param"):
@@ -171,7 +171,7 @@ def test_detaching_staging_saving_and_loading(tmp_path: Path) -> None:
 def test_compiled_code_reads_and_writes_bundles() -> None:
     _, optimizer, wrapped, _, losses = run("SGD", backend="inductor")
     assert wrapped.plan().program.bundles
-    _, other, _, _, wanted = run("SGD")
-    close(losses, wanted, steps=3, size=0.3)
-    wanted = other.state_dict()["ipu_state"]
-    close(optimizer.state_dict()["ipu_state"], wanted, steps=3, size=1.0)
+    _, other, _, _, expected = run("SGD")
+    close(losses, expected, steps=3, size=0.3)
+    expected = other.state_dict()["ipu_state"]
+    close(optimizer.state_dict()["ipu_state"], expected, steps=3, size=1.0)

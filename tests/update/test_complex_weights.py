@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 import poptorch
-from helpers.beside import OPTIMIZERS
 from helpers.cases import few, slow_but
 from helpers.closeness import near
+from helpers.eager_loop import OPTIMIZERS
 from helpers.wrapping import Having, normal, options, runs_compiled
 
 STEPS, SIDE = 4, 6

@@ -71,18 +71,18 @@ def those_that_are_flat(weights: Sequence[nn.Parameter]) -> None:
 def test_weights_are_those_of_eager_torch(update: Update) -> None:
     torch.manual_seed(0)
     model = Net()
-    twin = copy.deepcopy(model)
+    eager_model = copy.deepcopy(model)
     before = copy.deepcopy(model.state_dict())
-    optimizer = Stepping(twin.parameters(), update)
+    optimizer = Stepping(eager_model.parameters(), update)
     training = poptorch.trainingModel(model, options(), Stepping(model.parameters(), update))
     for size in (0.1, 0.5, 1.0, 3.0):
         x, y = torch.randn(5, 4), size * torch.randn(5, 2)
         training(x, y)
         optimizer.zero_grad()
-        twin(x, y).backward()
+        eager_model(x, y).backward()
         optimizer.step()
 
-    torch.testing.assert_close(model.state_dict(), twin.state_dict())
+    torch.testing.assert_close(model.state_dict(), eager_model.state_dict())
     assert not torch.equal(model.first.weight, before["first.weight"])
 
 

@@ -37,13 +37,13 @@ class Net(nn.Module):
 
 
 class Pair:
-    """A model that a program trains, and its twin, which eager PyTorch trains."""
+    """A model that a program trains, and its copy, which eager PyTorch trains."""
 
     def __init__(self, make: Make, backend: str = "reference") -> None:
         torch.manual_seed(0)
         self.model = Net()
-        self.twin = copy.deepcopy(self.model)
-        self.optimizer, self.twins = make(self.model), make(self.twin)
+        self.eager_model = copy.deepcopy(self.model)
+        self.optimizer, self.eager_optimizer = make(self.model), make(self.eager_model)
         opts = options(backend, **COUNTS)
         self.training = poptorch.trainingModel(self.model, opts, self.optimizer)
         self._generator = torch.Generator().manual_seed(1)
@@ -55,29 +55,29 @@ class Pair:
             labels = torch.randint(3, (rows,), generator=self._generator)
             self.training(x, labels)
             for batch in zip(x.split(ROWS), labels.split(ROWS), strict=True):
-                self.twins.zero_grad()
-                self.twin(*batch)[1].backward()
-                self.twins.step()
+                self.eager_optimizer.zero_grad()
+                self.eager_model(*batch)[1].backward()
+                self.eager_optimizer.step()
 
     def assert_alike(self) -> None:
-        torch.testing.assert_close(self.model.state_dict(), self.twin.state_dict(), **BOUNDS)
+        torch.testing.assert_close(self.model.state_dict(), self.eager_model.state_dict(), **BOUNDS)
 
 
-def train_beside_eager(
+def train_like_eager(
     model: nn.Module,
-    twin: nn.Module,
+    eager_model: nn.Module,
     make: Callable[[nn.Module], list[torch.optim.Optimizer]],
     steps: int,
 ) -> None:
-    """Train a wrapped model, and its twin in eager PyTorch, with several optimizers each."""
+    """Train a wrapped model, and its copy in eager PyTorch, with several optimizers each."""
     training = poptorch.trainingModel(model, options(), make(model))
-    twins = make(twin)
+    eager_optimizer = make(eager_model)
     x, labels = torch.randn(8, 6), torch.randint(3, (8,))
     for _ in range(steps):
         training(x, labels)
-        twin.zero_grad()
-        twin(x, labels)[1].backward()
-        for each in twins:
+        eager_model.zero_grad()
+        eager_model(x, labels)[1].backward()
+        for each in eager_optimizer:
             each.step()
 
 
@@ -227,8 +227,8 @@ def test_state_that_a_hook_makes_is_in_the_state_of_the_optimizer() -> None:
 
     pair.train()
 
-    got, want = pair.optimizer.state_dict(), pair.twins.state_dict()
-    torch.testing.assert_close(got["state"], want["state"], **BOUNDS)
+    got, expected_value = pair.optimizer.state_dict(), pair.eager_optimizer.state_dict()
+    torch.testing.assert_close(got["state"], expected_value["state"], **BOUNDS)
 
 
 def with_whole_numbers(model: nn.Module) -> torch.optim.Optimizer:
@@ -255,7 +255,7 @@ def test_numbers_that_a_hook_stores_in_a_group_have_the_values_and_types_of_eage
 
     pair.train()
 
-    (got,), (want,) = pair.optimizer.param_groups, pair.twins.param_groups
+    (got,), (want,) = pair.optimizer.param_groups, pair.eager_optimizer.param_groups
     assert repr(got[name]) == repr(want[name])
 
 
@@ -309,19 +309,21 @@ def test_a_hook_that_treats_each_parameter_separately_is_not_run_on_bundles() ->
 
     torch.manual_seed(0)
     model = Deep()
-    twin = copy.deepcopy(model)
+    eager_model = copy.deepcopy(model)
     make = hooked(lambda each: T.SGD(each.parameters(), lr=0.1), before=scale_some)
     training = poptorch.trainingModel(model, options(), make(model))
-    twins = make(twin)
+    eager_optimizer = make(eager_model)
     x, labels = torch.randn(8, 6), torch.randint(3, (8,))
 
     for _ in range(2):
         training(x, labels)
-        twins.zero_grad()
-        twin(x, labels)[1].backward()
-        twins.step()
+        eager_optimizer.zero_grad()
+        eager_model(x, labels)[1].backward()
+        eager_optimizer.step()
 
-    torch.testing.assert_close(model.state_dict(), twin.state_dict(), **near(30 * FUNCTION, 2))
+    torch.testing.assert_close(
+        model.state_dict(), eager_model.state_dict(), **near(30 * FUNCTION, 2)
+    )
 
 
 def test_a_number_that_a_hook_uses_takes_effect_with_set_optimizer() -> None:
@@ -432,10 +434,10 @@ def test_hooks_of_optimizers_that_have_no_step_in_python_are_refused() -> None:
 def test_an_optimizer_with_other_hooks_makes_another_program() -> None:
     pair = Pair(hooked(OPTIMIZERS["Lion"], before=clip_by_model))
     pair.train(1)
-    state = copy.deepcopy(pair.twins.state_dict())
+    state = copy.deepcopy(pair.eager_optimizer.state_dict())
     make = hooked(OPTIMIZERS["Lion"], before=scale_one_gradient)
-    pair.optimizer, pair.twins = make(pair.model), make(pair.twin)
-    for optimizer in (pair.optimizer, pair.twins):
+    pair.optimizer, pair.eager_optimizer = make(pair.model), make(pair.eager_model)
+    for optimizer in (pair.optimizer, pair.eager_optimizer):
         optimizer.load_state_dict(copy.deepcopy(state))
     pair.training.setOptimizer(pair.optimizer)
 
@@ -452,13 +454,16 @@ def test_hooks_of_state_dict_run_on_the_state_of_the_device() -> None:
         return {**found, "first": found["state"][0]["momentum_buffer"].clone()}
 
     pair = Pair(OPTIMIZERS["SGD"])
-    for optimizer in (pair.optimizer, pair.twins):
+    for optimizer in (pair.optimizer, pair.eager_optimizer):
         optimizer.register_state_dict_post_hook(first_velocity)
 
     pair.train()
 
-    got, want = pair.optimizer.state_dict()["first"], pair.twins.state_dict()["first"]
-    torch.testing.assert_close(got, want, **BOUNDS)
+    got, expected_value = (
+        pair.optimizer.state_dict()["first"],
+        pair.eager_optimizer.state_dict()["first"],
+    )
+    torch.testing.assert_close(got, expected_value, **BOUNDS)
 
 
 def test_a_hook_before_state_dict_sees_the_state_of_the_device() -> None:
@@ -469,12 +474,12 @@ def test_a_hook_before_state_dict_sees_the_state_of_the_device() -> None:
         seen.append(optimizer.state[weight]["momentum_buffer"].clone())
 
     pair = Pair(OPTIMIZERS["SGD"])
-    for optimizer in (pair.optimizer, pair.twins):
+    for optimizer in (pair.optimizer, pair.eager_optimizer):
         optimizer.register_state_dict_pre_hook(look)
     pair.train()
 
     pair.optimizer.state_dict()
-    pair.twins.state_dict()
+    pair.eager_optimizer.state_dict()
 
     torch.testing.assert_close(*seen, **BOUNDS)
 
@@ -489,11 +494,11 @@ def test_hooks_of_load_state_dict_change_the_state_of_the_program() -> None:
         optimizer.param_groups[0]["lr"] = 0.2
 
     pair = Pair(OPTIMIZERS["SGD"])
-    for optimizer in (pair.optimizer, pair.twins):
+    for optimizer in (pair.optimizer, pair.eager_optimizer):
         optimizer.register_load_state_dict_pre_hook(halve)
         optimizer.register_load_state_dict_post_hook(raise_rate)
     pair.train(1)
-    for optimizer in (pair.optimizer, pair.twins):
+    for optimizer in (pair.optimizer, pair.eager_optimizer):
         optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
 
     pair.train(2)
@@ -504,7 +509,7 @@ def test_hooks_of_load_state_dict_change_the_state_of_the_program() -> None:
 def test_each_of_several_optimizers_has_its_own_hooks_and_attributes() -> None:
     torch.manual_seed(0)
     model = Net()
-    twin = copy.deepcopy(model)
+    eager_model = copy.deepcopy(model)
 
     def both(each: nn.Module) -> list[torch.optim.Optimizer]:
         pair = [
@@ -514,19 +519,23 @@ def test_each_of_several_optimizers_has_its_own_hooks_and_attributes() -> None:
         pair[1].register_step_pre_hook(clip_by_groups(each))
         return pair
 
-    train_beside_eager(model, twin, both, steps=6)
+    train_like_eager(model, eager_model, both, steps=6)
 
-    torch.testing.assert_close(model.state_dict(), twin.state_dict(), **near(30 * FUNCTION, 6))
+    torch.testing.assert_close(
+        model.state_dict(), eager_model.state_dict(), **near(30 * FUNCTION, 6)
+    )
 
 
 def test_each_of_several_optimizers_looks_at_its_own_weights_only() -> None:
     torch.manual_seed(0)
     model = Net()
-    twin = copy.deepcopy(model)
+    eager_model = copy.deepcopy(model)
 
     def both(each: nn.Module) -> list[torch.optim.Optimizer]:
         return [own.OneNorm(each.first.parameters()), own.OneNorm(each.last.parameters())]
 
-    train_beside_eager(model, twin, both, steps=3)
+    train_like_eager(model, eager_model, both, steps=3)
 
-    torch.testing.assert_close(model.state_dict(), twin.state_dict(), **near(30 * FUNCTION, 3))
+    torch.testing.assert_close(
+        model.state_dict(), eager_model.state_dict(), **near(30 * FUNCTION, 3)
+    )

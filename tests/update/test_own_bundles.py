@@ -53,11 +53,11 @@ def trained(
     make: Callable[..., Any] | type,
     params: Callable[..., Any] = lambda model: [*model.parameters()],
 ) -> tuple[Any, ...]:
-    """Return a model after some steps, its twin from eager torch, their optimizers, the program."""
+    """Return a model after some steps, its copy in eager PyTorch, their optimizers, the program."""
     torch.manual_seed(0)
     model = own.Deep(LAYERS)
-    twin = copy.deepcopy(model)
-    first, second = (make(params(each)) for each in (model, twin))
+    eager_model = copy.deepcopy(model)
+    first, second = (make(params(each)) for each in (model, eager_model))
     training = poptorch.trainingModel(model, options(), first)
     for seed in range(STEPS):
         generator = torch.Generator().manual_seed(seed)
@@ -65,14 +65,14 @@ def trained(
         labels = torch.randint(3, (ROWS,), generator=generator)
         training(x, labels)
         second.zero_grad()
-        twin(x, labels).backward()
+        eager_model(x, labels).backward()
         second.step()
-    return model, twin, first, second, training._session.now.compiled.plan.program
+    return model, eager_model, first, second, training._session.now.compiled.plan.program
 
 
-def assert_alike(got: nn.Module, want: nn.Module) -> None:
+def assert_alike(got: nn.Module, expected_value: nn.Module) -> None:
     bounds = near(LAYERS * (6 + 2 * FUNCTION), STEPS)
-    torch.testing.assert_close(got.state_dict(), want.state_dict(), **bounds)
+    torch.testing.assert_close(got.state_dict(), expected_value.state_dict(), **bounds)
 
 
 BUNDLED = {
@@ -100,9 +100,9 @@ def bundled(request: pytest.FixtureRequest) -> tuple[Any, ...]:
 
 
 def test_small_weights_with_the_same_update_are_updated_as_one(bundled: tuple[Any, ...]) -> None:
-    model, twin, *_, program = bundled
+    model, eager_model, *_, program = bundled
     assert len(program.bundles) == 1
-    assert_alike(model, twin)
+    assert_alike(model, eager_model)
 
 
 def test_the_state_of_weights_in_a_bundle_is_that_of_eager_torch(
@@ -110,23 +110,23 @@ def test_the_state_of_weights_in_a_bundle_is_that_of_eager_torch(
 ) -> None:
     _, _, first, second, _ = bundled
     bounds = near(LAYERS * (6 + 2 * FUNCTION), STEPS)
-    got, want = first.state_dict()["state"], second.state_dict()["state"]
-    torch.testing.assert_close(got, want, **bounds)
+    got, expected_value = first.state_dict()["state"], second.state_dict()["state"]
+    torch.testing.assert_close(got, expected_value, **bounds)
 
 
 @pytest.mark.parametrize("name", ALONE)
 def test_weights_that_the_step_looks_at_as_a_whole_are_updated_one_by_one(name: str) -> None:
-    model, twin, *_, program = trained(ALONE[name])
+    model, eager_model, *_, program = trained(ALONE[name])
     assert not program.bundles
-    assert_alike(model, twin)
+    assert_alike(model, eager_model)
 
 
 def test_a_step_that_asks_for_dimensions_is_not_run_on_a_flat_tensor() -> None:
-    model, twin, *_, program = trained(
+    model, eager_model, *_, program = trained(
         Decaying, lambda model: [*matrices_of(model), model.last.bias]
     )
     assert not program.bundles
-    assert_alike(model, twin)
+    assert_alike(model, eager_model)
 
 
 def test_only_the_weights_that_most_others_are_like_are_in_a_bundle() -> None:
@@ -140,15 +140,15 @@ def test_only_the_weights_that_most_others_are_like_are_in_a_bundle() -> None:
 
     torch.manual_seed(0)
     model = Two()
-    twin = copy.deepcopy(model)
-    optimizers = Decaying(model.parameters()), Decaying(twin.parameters())
+    eager_model = copy.deepcopy(model)
+    optimizers = Decaying(model.parameters()), Decaying(eager_model.parameters())
     training = poptorch.trainingModel(model, options(), optimizers[0])
     x, labels = torch.randn(ROWS, 6), torch.randint(3, (ROWS,))
     for _ in range(STEPS):
         training(x, labels)
         optimizers[1].zero_grad()
-        twin(x, labels).backward()
+        eager_model(x, labels).backward()
         optimizers[1].step()
     (bundle,) = training._session.now.compiled.plan.program.bundles
     assert all(len(member.slot.shape) == 1 for member in bundle.members)
-    assert_alike(model, twin)
+    assert_alike(model, eager_model)

@@ -69,15 +69,17 @@ MAKE = {
 
 
 class Pair:
-    """A model that a program trains, and its twin, which eager PyTorch trains."""
+    """A model that a program trains, and its copy, which eager PyTorch trains."""
 
     def __init__(
         self, make: Callable[..., Any], dtype: torch.dtype, backend: str = "reference"
     ) -> None:
         torch.manual_seed(0)
         self.model = Net().to(dtype)
-        self.twin, self.dtype = copy.deepcopy(self.model), dtype
-        self.optimizer, self.twins = (make(each.parameters()) for each in (self.model, self.twin))
+        self.eager_model, self.dtype = copy.deepcopy(self.model), dtype
+        self.optimizer, self.eager_optimizer = (
+            make(each.parameters()) for each in (self.model, self.eager_model)
+        )
         self.training = poptorch.trainingModel(self.model, options(backend), self.optimizer)
         self._generator = torch.Generator().manual_seed(1)
 
@@ -86,12 +88,12 @@ class Pair:
             x = torch.randn(ROWS, 12, generator=self._generator).to(self.dtype)
             labels = torch.randint(3, (ROWS,), generator=self._generator)
             self.training(x, labels)
-            self.twins.zero_grad()
-            self.twin(x, labels).backward()
-            self.twins.step()
+            self.eager_optimizer.zero_grad()
+            self.eager_model(x, labels).backward()
+            self.eager_optimizer.step()
 
     def change(self, **numbers: Any) -> None:
-        for optimizer in (self.optimizer, self.twins):
+        for optimizer in (self.optimizer, self.eager_optimizer):
             optimizer.param_groups[0].update(numbers)
         self.training.setOptimizer(self.optimizer)
 
@@ -99,7 +101,7 @@ class Pair:
         return self.training._session.now.compiled
 
     def assert_alike(self, **bounds: Any) -> None:
-        torch.testing.assert_close(self.model.state_dict(), self.twin.state_dict(), **bounds)
+        torch.testing.assert_close(self.model.state_dict(), self.eager_model.state_dict(), **bounds)
 
 
 @pytest.mark.parametrize("name", [pytest.param("Adafactor", marks=ROUNDED_ONCE), "Lion", "NAdam"])

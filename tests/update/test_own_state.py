@@ -46,8 +46,8 @@ def _kinds(value: Any) -> Any:
 
 @pytest.mark.parametrize("history", CASES, indirect=True)
 def test_state_has_the_values_of_eager_torch(history: History) -> None:
-    got, want = history.ours["state"], history.theirs["state"]
-    torch.testing.assert_close(got, want, **history.pair.bounds)
+    got, expected_value = history.ours["state"], history.theirs["state"]
+    torch.testing.assert_close(got, expected_value, **history.pair.bounds)
 
 
 @pytest.mark.parametrize("history", RESUMED, indirect=True)
@@ -119,8 +119,8 @@ def test_a_checkpoint_has_the_state_of_a_traced_optimizer(history: History, tmp_
     for batch in again.batches(1):
         resumed.training(*batch)
 
-    got, want = resumed.model.state_dict(), pair.model.state_dict()
-    torch.testing.assert_close(got, want, rtol=0, atol=0)
+    got, expected_value = resumed.model.state_dict(), pair.model.state_dict()
+    torch.testing.assert_close(got, expected_value, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("name", EVERYWHERE)

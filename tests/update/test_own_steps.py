@@ -34,14 +34,14 @@ T = torch.optim
 def test_device_iterations_are_steps_one_after_another(name: str) -> None:
     torch.manual_seed(0)
     model = Net()
-    twin = copy.deepcopy(model)
-    optimizer, twins = CASES[name](model), CASES[name](twin)
+    eager_model = copy.deepcopy(model)
+    optimizer, eager_optimizer = CASES[name](model), CASES[name](eager_model)
     training = poptorch.trainingModel(model, options(iterations=4), optimizer)
     x, labels = torch.randn(16, 6), torch.randint(3, (16,))
     training(x, labels)
     for part in zip(x.chunk(4), labels.chunk(4), strict=True):
-        step_eagerly(twin, twins, part)
-    torch.testing.assert_close(model.state_dict(), twin.state_dict(), **near(ROUNDINGS, 4))
+        step_eagerly(eager_model, eager_optimizer, part)
+    torch.testing.assert_close(model.state_dict(), eager_model.state_dict(), **near(ROUNDINGS, 4))
 
 
 EVERYWHERE = ["LARS", "ScheduledAdam", "CountingGroups", "NAdam", "Adagrad"]
@@ -89,7 +89,7 @@ def test_numbers_in_arithmetic_change_without_another_program(
     pair = Pair(CASES["Lion"])
     pair.step()
     before = program_of(pair)
-    for optimizer in (pair.optimizer, pair.twins):
+    for optimizer in (pair.optimizer, pair.eager_optimizer):
         optimizer.param_groups[0].update(change)
     pair.training.setOptimizer(pair.optimizer)
     pair.step()
@@ -101,7 +101,7 @@ def test_a_number_in_a_condition_needs_another_program_when_it_changes() -> None
     pair = Pair(of(T.Adamax, lr=0.01))
     pair.step()
     before = program_of(pair)
-    for optimizer in (pair.optimizer, pair.twins):
+    for optimizer in (pair.optimizer, pair.eager_optimizer):
         optimizer.param_groups[1]["weight_decay"] = 0.5
     pair.training.setOptimizer(pair.optimizer)
     pair.step()
@@ -118,17 +118,17 @@ def test_several_optimizers_of_a_class_each_step_their_groups() -> None:
 
     torch.manual_seed(0)
     model = Net()
-    twin = copy.deepcopy(model)
+    eager_model = copy.deepcopy(model)
     training = wrapped(model, both(model))
-    twins = both(twin)
+    eager_optimizer = both(eager_model)
     x, labels = torch.randn(ROWS, 6), torch.randint(3, (ROWS,))
     for _ in range(3):
         training(x, labels)
-        twin.zero_grad()
-        twin(x, labels)[1].backward()
-        for each in twins:
+        eager_model.zero_grad()
+        eager_model(x, labels)[1].backward()
+        for each in eager_optimizer:
             each.step()
-    torch.testing.assert_close(model.state_dict(), twin.state_dict(), **near(ROUNDINGS, 3))
+    torch.testing.assert_close(model.state_dict(), eager_model.state_dict(), **near(ROUNDINGS, 3))
 
 
 def test_gradients_are_clipped_before_a_traced_step() -> None:
@@ -141,10 +141,10 @@ def test_gradients_are_clipped_before_a_traced_step() -> None:
     for _ in range(3):
         batch = pair.batch()
         pair.training(*batch)
-        pair.twin.zero_grad()
-        pair.twin(*batch)[1].backward()
-        nn.utils.clip_grad_norm_(pair.twin.parameters(), 0.05)
-        pair.twins.step()
+        pair.eager_model.zero_grad()
+        pair.eager_model(*batch)[1].backward()
+        nn.utils.clip_grad_norm_(pair.eager_model.parameters(), 0.05)
+        pair.eager_optimizer.step()
     pair.assert_alike()
 
 
@@ -152,7 +152,7 @@ def test_gradients_are_clipped_before_a_traced_step() -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_compiled_steps_with_a_schedule_are_those_of_eager_torch(name: str) -> None:
     pair = Pair(CASES[name], "inductor")
-    schedules = [scheduled(each) for each in (pair.optimizer, pair.twins)]
+    schedules = [scheduled(each) for each in (pair.optimizer, pair.eager_optimizer)]
 
     for _ in range(STEPS):
         pair.step()

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from helpers.closeness import FUNCTION, near
-from helpers.wrapping import Regression, Twins, options
+from helpers.wrapping import EagerPair, Regression, options
 
 Check = Callable[[torch.Tensor], None]
 
@@ -57,9 +57,9 @@ CHECKS: dict[str, Check] = {
 }
 
 
-def twins(check: Check) -> Twins:
+def pair(check: Check) -> EagerPair:
     opts = options().checkAgainstEager("error")
-    return Twins(Regression(), lambda ps: Checking(ps, check), opts, **near(FUNCTION + 6, 4))
+    return EagerPair(Regression(), lambda ps: Checking(ps, check), opts, **near(FUNCTION + 6, 4))
 
 
 def batch() -> tuple[torch.Tensor, torch.Tensor]:
@@ -68,7 +68,7 @@ def batch() -> tuple[torch.Tensor, torch.Tensor]:
 
 @pytest.mark.parametrize("check", CHECKS.values(), ids=CHECKS)
 def test_a_branch_that_raises_is_not_taken(check: Check) -> None:
-    both = twins(check)
+    both = pair(check)
     for _ in range(3):
         both.step(*batch())
 
@@ -86,7 +86,7 @@ def test_a_condition_on_all_gradients_that_raises_is_not_taken() -> None:
                 parameter.sub_(parameter.grad, alpha=group["lr"])
 
     opts = options().checkAgainstEager("error")
-    both = Twins(Regression(), lambda ps: Whole(ps, {"lr": 0.1}), opts, **near(FUNCTION + 6, 4))
+    both = EagerPair(Regression(), lambda ps: Whole(ps, {"lr": 0.1}), opts, **near(FUNCTION + 6, 4))
     for _ in range(3):
         both.step(*batch())
 
@@ -94,7 +94,7 @@ def test_a_condition_on_all_gradients_that_raises_is_not_taken() -> None:
 
 
 def test_one_warning_names_the_line_and_the_exception(caplog: pytest.LogCaptureFixture) -> None:
-    both = twins(CHECKS["if"])
+    both = pair(CHECKS["if"])
 
     both.step(*batch())
 
@@ -109,4 +109,4 @@ def test_an_exception_in_every_branch_is_the_users() -> None:
         raise KeyError(sign)
 
     with pytest.raises(KeyError):
-        twins(check).wrapped(*batch())
+        pair(check).wrapped(*batch())

@@ -146,12 +146,12 @@ def trained(
     """Return a model after some steps, and its twin from eager torch."""
     torch.manual_seed(0)
     model = own.Deep(LAYERS)
-    twin = copy.deepcopy(model)
-    for each in (model, twin):
+    eager_model = copy.deepcopy(model)
+    for each in (model, eager_model):
         each.layers[2].weight.scale = 3.0
     watched = type(cls.__name__, (Watched, cls), {})
     training = poptorch.trainingModel(model, unchecked(), optimizer(watched, model))
-    eager = optimizer(cls, twin)
+    eager = optimizer(cls, eager_model)
     seen = []
     for seed in range(STEPS):
         generator = torch.Generator().manual_seed(seed)
@@ -160,9 +160,9 @@ def trained(
         training(x, labels)
         seen.append(Watched.with_gradients)
         eager.zero_grad()
-        twin(x, labels).backward()
+        eager_model(x, labels).backward()
         eager.step()
-    return model, twin, seen[-1]
+    return model, eager_model, seen[-1]
 
 
 def assert_alike(got: own.Deep, want: own.Deep) -> None:
@@ -189,22 +189,22 @@ EACH = {
 
 @pytest.mark.parametrize("name", ALIKE)
 def test_one_weight_of_each_shape_is_traced_if_all_have_the_same_update(name: str) -> None:
-    model, twin, traced = trained(ALIKE[name])
+    model, eager_model, traced = trained(ALIKE[name])
     assert traced == KINDS
-    assert_alike(model, twin)
+    assert_alike(model, eager_model)
 
 
 def test_a_weight_with_another_update_is_traced_too() -> None:
-    model, twin, traced = trained(WithAttributes)
+    model, eager_model, traced = trained(WithAttributes)
     assert traced == KINDS + 1
-    assert_alike(model, twin)
+    assert_alike(model, eager_model)
 
 
 @pytest.mark.parametrize("name", EACH)
 def test_all_weights_are_traced_where_a_step_of_some_is_another_one(name: str) -> None:
-    model, twin, traced = trained(EACH[name])
+    model, eager_model, traced = trained(EACH[name])
     assert traced == WEIGHTS
-    assert_alike(model, twin)
+    assert_alike(model, eager_model)
 
 
 def test_weights_of_two_groups_are_of_different_kinds() -> None:
@@ -212,6 +212,6 @@ def test_weights_of_two_groups_are_of_different_kinds() -> None:
         params = [*model.parameters()]
         return cls([{"params": params[:4]}, {"params": params[4:], "lr": 0.5}], lr=0.02)
 
-    model, twin, traced = trained(Plain, in_groups)
+    model, eager_model, traced = trained(Plain, in_groups)
     assert traced == KINDS + 2
-    assert_alike(model, twin)
+    assert_alike(model, eager_model)

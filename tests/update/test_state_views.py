@@ -10,7 +10,7 @@ from torch import nn
 
 import poptorch
 from helpers.closeness import FUNCTION, near
-from helpers.wrapping import Regression, Twins, options
+from helpers.wrapping import EagerPair, Regression, options
 
 State = dict[str, Any]
 Step = Callable[[nn.Parameter, State, float], None]
@@ -112,9 +112,9 @@ STEPS = [
 ]
 
 
-def twins(function: Step) -> Twins:
+def pair(function: Step) -> EagerPair:
     opts = options().checkAgainstEager("error")
-    return Twins(Regression(), lambda ps: Stepping(ps, function), opts, **near(FUNCTION + 6, 4))
+    return EagerPair(Regression(), lambda ps: Stepping(ps, function), opts, **near(FUNCTION + 6, 4))
 
 
 def batch() -> tuple[torch.Tensor, torch.Tensor]:
@@ -123,7 +123,7 @@ def batch() -> tuple[torch.Tensor, torch.Tensor]:
 
 @pytest.mark.parametrize("function", STEPS)
 def test_a_step_that_writes_to_one_tensor_changes_the_other_one(function: Step) -> None:
-    both = twins(function)
+    both = pair(function)
     for _ in range(4):
         both.step(*batch())
 
@@ -134,7 +134,7 @@ def test_a_step_that_writes_to_one_tensor_changes_the_other_one(function: Step) 
 def test_state_that_shares_memory_before_the_first_call_does_so_in_the_program(
     function: Step,
 ) -> None:
-    both = twins(function)
+    both = pair(function)
     inputs = batch()
     for each, mine in ((both.model, both.ours), (both.eager, both.theirs)):
         each(*inputs).backward()
@@ -146,7 +146,7 @@ def test_state_that_shares_memory_before_the_first_call_does_so_in_the_program(
 
 
 def test_state_that_is_read_shares_memory_again() -> None:
-    both = twins(rows_of_a_buffer)
+    both = pair(rows_of_a_buffer)
     both.step(*batch(), count=2)
     weight = both.model.layer.weight
 
@@ -157,7 +157,7 @@ def test_state_that_is_read_shares_memory_again() -> None:
 
 
 def test_training_goes_on_in_eager_pytorch_with_the_shared_memory() -> None:
-    both = twins(two_names)
+    both = pair(two_names)
     both.step(*batch(), count=2)
     both.wrapped.detachFromDevice()
     inputs = batch()
@@ -183,7 +183,9 @@ def test_one_tensor_in_the_state_of_all_weights_counts_for_all() -> None:
                 parameter.sub_(parameter.grad * state["total"], alpha=group["lr"])
 
     opts = options().checkAgainstEager("error")
-    both = Twins(Regression(), lambda ps: Shared(ps, {"lr": 0.1}), opts, **near(FUNCTION + 6, 4))
+    both = EagerPair(
+        Regression(), lambda ps: Shared(ps, {"lr": 0.1}), opts, **near(FUNCTION + 6, 4)
+    )
     for _ in range(4):
         both.step(*batch())
 
@@ -198,7 +200,7 @@ def test_a_column_of_another_tensor_is_refused() -> None:
         state["mean"].mul_(0.9).add_(p.grad)
         p.sub_(state["both"][..., 0], alpha=lr)
 
-    both = twins(column)
+    both = pair(column)
     before = copy.deepcopy(both.model.state_dict())
 
     with pytest.raises(poptorch.Error, match=r"'mean' of 'layer\.weight'"):

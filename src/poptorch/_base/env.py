@@ -107,7 +107,7 @@ _ROWS = (
     Variable("POPTORCH_EXPORT_PROTO_FILE", str, "",
         "file to which every compiled program is written"),
     Variable("POPTORCH_EXPORT_PROTO_AS_BINARY", _flag, False,
-        "write that file in a form for programs instead of people"),
+        "write the file of POPTORCH_EXPORT_PROTO_FILE as binary data instead of text"),
     Variable("POPLAR_ENGINE_OPTIONS", str, "",
         ("engine options as JSON: those that begin with autoReport request profile reports, "
          "the others have no effect")),

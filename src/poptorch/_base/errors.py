@@ -1,5 +1,5 @@
-"""Define errors with four parts: title, got, where, fix. They also are builtin errors where
-PopTorch raised those.
+"""Define errors with four parts: title, got, where, fix. If PopTorch raised a builtin exception,
+the error is also an instance of it.
 """
 
 from __future__ import annotations

@@ -33,11 +33,11 @@ def trouble(folder: Path, on_the_way: bool = True) -> str | None:
     Then pass ``on_the_way=False``.
     """
     try:
-        why = _trouble_on_the_way(folder) if on_the_way else None
+        why = _who_can_change_the_path(folder) if on_the_way else None
         if why is not None:
             return why
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        why = _trouble_on_the_way(folder) if on_the_way else None
+        why = _who_can_change_the_path(folder) if on_the_way else None
         status = folder.stat()
     except OSError as error:
         return error.strerror or str(error)
@@ -62,14 +62,14 @@ def is_own(path: Path) -> bool:
     )
 
 
-def _trouble_on_the_way(folder: Path) -> str | None:
+def _who_can_change_the_path(folder: Path) -> str | None:
     """Return who else can change where a path leads; None if nobody can, as far as the
     path exists.
     """
     absolute = Path.cwd() / folder
     at, left, links = Path(absolute.anchor), list(absolute.parts[1:]), 0
     while left:
-        if (why := _who_else_changes(at, at.lstat())) is not None:
+        if (why := _other_writer(at, at.lstat())) is not None:
             return why
         name = left.pop(0)
         at = at.parent if name == ".." else at / name
@@ -89,7 +89,7 @@ def _trouble_on_the_way(folder: Path) -> str | None:
     return None
 
 
-def _who_else_changes(directory: Path, status: os.stat_result) -> str | None:
+def _other_writer(directory: Path, status: os.stat_result) -> str | None:
     if status.st_uid not in (_ROOT, os.getuid()):
         return f"{directory} belongs to another user"
     # in a directory like /tmp, others cannot rename what does not belong to them

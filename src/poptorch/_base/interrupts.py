@@ -47,13 +47,13 @@ class deferred:  # noqa: N801 (used as a function)
         if not self._mine:
             return
         if not _depth:
-            _look()
+            _read_handlers()
             self._swapped = _theirs
             try:
                 for number in _theirs:
                     _signal.signal(number, _note)
             except BaseException:  # a handler that was not replaced yet
-                _put_back(self._swapped)
+                _restore_handlers(self._swapped)
                 raise
         _depth += 1
 
@@ -63,7 +63,7 @@ class deferred:  # noqa: N801 (used as a function)
             return
         _depth -= 1
         if not _depth:
-            _put_back(self._swapped)
+            _restore_handlers(self._swapped)
             check()
 
 
@@ -74,7 +74,7 @@ class allowed:  # noqa: N801
         self._mine = threading.get_ident() == _main and _depth > 0
         if self._mine:
             try:
-                _put_back(_theirs)
+                _restore_handlers(_theirs)
                 check()
             except BaseException:
                 self.__exit__()
@@ -156,7 +156,7 @@ def _is_within(frame: FrameType | None, outer: FrameType | None) -> bool:
     return frame is not None
 
 
-def _look() -> None:
+def _read_handlers() -> None:
     global _handlers, _theirs
     handlers = list(map(_signal.getsignal, _NUMBERS))
     if handlers != _handlers:
@@ -165,14 +165,14 @@ def _look() -> None:
         _handlers = handlers
 
 
-def _put_back(handlers: dict[int, Handler]) -> None:
+def _restore_handlers(handlers: dict[int, Handler]) -> None:
     try:
         for number, handler in handlers.items():
             # Unless it is restored already, or a handler has set another one.
             if _signal.getsignal(number) is _note:
                 _signal.signal(number, handler)
     except BaseException:  # a handler that was already restored was called, and raised an exception
-        _put_back(handlers)
+        _restore_handlers(handlers)
         raise
 
 
@@ -181,7 +181,7 @@ def _renew() -> None:
     global _depth, _main
     _depth, _main = 0, threading.get_ident()
     _noted.clear()
-    _put_back(_theirs)
+    _restore_handlers(_theirs)
 
 
 os.register_at_fork(after_in_child=_renew)

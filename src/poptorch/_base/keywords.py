@@ -10,10 +10,10 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def also_called(
-    tell: Callable[[str, str], None] = lambda old, new: None, /, **names: str
+    notify: Callable[[str, str], None] = lambda old, new: None, /, **names: str
 ) -> Callable[[Function], Function]:
     """Also accept a keyword under another name: ``also_called(loss="x")``. Report each use with
-    ``tell``.
+    ``notify``.
 
     Raises:
         TypeError: the function is called with both names.
@@ -30,7 +30,7 @@ def also_called(
                         "for the same argument"
                     )
                 kwargs[name] = kwargs.pop(other)
-                tell(f"{function.__name__}({other}=)", f"{name}=")
+                notify(f"{function.__name__}({other}=)", f"{name}=")
             return function(*args, **kwargs)
 
         return cast(Function, call)

@@ -29,7 +29,7 @@ _level = "WARN"
 
 
 @contextlib.contextmanager
-def beside_the_bar() -> Iterator[None]:
+def above_the_progress_bar() -> Iterator[None]:
     shown = bar
     if shown is not None:  # without the bar's lock, which may be locked forever in a forked process
         shown.clear(nolock=True)
@@ -59,7 +59,7 @@ class _CurrentStream(logging.StreamHandler[TextIO]):
         self._stream_name = name
 
     def emit(self, record: logging.LogRecord) -> None:
-        with beside_the_bar():
+        with above_the_progress_bar():
             super().emit(record)
 
     @property
@@ -169,7 +169,7 @@ def progress(shown: bool, message: str, *args: object) -> None:
     if not shown or engine.isEnabledFor(logging.INFO):
         engine.info(message, *args)
     else:
-        with beside_the_bar():
+        with above_the_progress_bar():
             terminal.write_line(f"Graph compilation: {message % args}")
 
 

@@ -38,7 +38,7 @@ ATTRIBUTES, UNDOCUMENTED = _TABLES["attributes"], _TABLES["undocumented"]
 _said = set[str]()  # first lines of warnings that were given
 
 
-class Gone(Error):  # noqa: N818 (as for every Error here)
+class MissingName(Error):  # noqa: N818 (as for every Error here)
     """A name that this release of torch does not have."""
 
 
@@ -47,9 +47,9 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(name)
     path, lost = ROWS[name]
     try:
-        return pkgutil.resolve_name(_path_here(path))
+        return pkgutil.resolve_name(_path_in_this_release(path))
     except (ImportError, AttributeError) as error:
-        raise Gone(
+        raise MissingName(
             f"torch {torch.__version__} has no {path.replace(':', '.')}",
             got=f"{error}; without it {lost}",
             fix=(
@@ -59,7 +59,7 @@ def __getattr__(name: str) -> Any:
         ) from error
 
 
-def _path_here(path: str) -> str:
+def _path_in_this_release(path: str) -> str:
     """Return where a name is in this release of torch, if only its earlier location is
     available.
     """
@@ -81,7 +81,7 @@ def demand(lost: str) -> None:
 def has(lost: str) -> bool:
     try:
         demand(lost)
-    except Gone as gone:
+    except MissingName as gone:
         go_on_without(gone)
         return False
     return True
@@ -90,12 +90,12 @@ def has(lost: str) -> bool:
 def optional(name: str) -> Any:
     try:
         return __getattr__(name)
-    except Gone as gone:
+    except MissingName as gone:
         go_on_without(gone)
         return None
 
 
-def go_on_without(gone: Gone) -> None:
+def go_on_without(gone: MissingName) -> None:
     _warn(gone.message)
 
 
@@ -119,15 +119,15 @@ def traced(
 
 
 @contextlib.contextmanager
-def settings(wanted: Mapping[str, Any]) -> Iterator[None]:
+def settings(chosen_values: Mapping[str, Any]) -> Iterator[None]:
     """Change settings of torch's compilers by row names. Optional settings may be missing."""
     with contextlib.ExitStack() as stack:
-        for name, value in wanted.items():
+        for name, value in chosen_values.items():
             path, lost = ROWS[name]
             module, _, key = path.partition(":")
             try:
                 __getattr__(name)
-            except Gone as gone:
+            except MissingName as gone:
                 if lost in REQUIRED:
                     raise
                 go_on_without(gone)
@@ -155,7 +155,7 @@ def standing_in(stand_ins: Mapping[str, Callable[..., Any]]) -> Iterator[set[str
             if not _takes(stand_in, list(inspect.signature(usual).parameters)):
                 _warn(f"torch {torch.__version__} calls {path} differently; {lost}")
                 continue
-            module, _, attributes = _path_here(path).partition(":")
+            module, _, attributes = _path_in_this_release(path).partition(":")
             owners, _, attribute = attributes.rpartition(".")
             owner = pkgutil.resolve_name(f"{module}:{owners}")
             stack.enter_context(replaced(owner, attribute, stand_in))

@@ -58,8 +58,8 @@ def is_model_file(filename: str) -> bool:
 
 def _in_package(filename: str) -> str | None:
     for folder in _PACKAGES:
-        _, there, inside = filename.rpartition(folder)
-        if there and not filename.startswith(OURS):
+        _, is_below, inside = filename.rpartition(folder)
+        if is_below and not filename.startswith(OURS):
             return None if inside.startswith(("torch/", "poptorch/")) else inside
     return None
 

@@ -73,8 +73,8 @@ def _delegating(name: str) -> Callable[..., Any]:
     method: Callable[..., Any] = getattr(dict, name)
 
     def delegate(self: PerThread, *args: Any, **named: Any) -> Any:
-        here = threading.get_ident() == self._thread
-        return getattr(self._mine if here else self._others, name)(*args, **named)
+        is_own_thread = threading.get_ident() == self._thread
+        return getattr(self._mine if is_own_thread else self._others, name)(*args, **named)
 
     delegate.__name__, delegate.__doc__ = name, method.__doc__
     return delegate
@@ -107,7 +107,7 @@ class OfThread:
         return bool(self.__get__(None))
 
 
-def only_here(hook: Callable[..., None]) -> Callable[..., None]:
+def only_in_this_thread(hook: Callable[..., None]) -> Callable[..., None]:
     """Make a hook do nothing in other threads, because torch's global module hooks run in
     all of them.
     """

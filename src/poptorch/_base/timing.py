@@ -61,10 +61,10 @@ def measured() -> Iterator[Parts]:
     finally:
         _measured.reset(token)
         parts.turn(None)
-    tell(os.getpid(), parts.text())
+    log_times(os.getpid(), parts.text())
 
 
-def tell(process: int, text: str) -> None:
+def log_times(process: int, text: str) -> None:
     log.engine.debug("Seconds spent in process %d, by part:\n%s", process, text)
 
 

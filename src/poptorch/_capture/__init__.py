@@ -5,7 +5,7 @@ updates.
 from .explain import Explanation, capture, explain, search
 from .forward import OverwriteContextManager, Request
 from .losses import LOSS_FUNCTIONS
-from .micro import Decision, Micro, hooks_of, say_narrowed
+from .micro import Decision, Micro, hooks_of, report_narrowed
 from .purity import LONE_WRITES, WHOLE_WRITES
 from .python_state import ModuleAttribute, PythonState
 from .recompute import checkpoints, recomputed, with_fewer_checkpoints
@@ -33,7 +33,7 @@ __all__ = [
     "forgetting_sources",
     "hooks_of",
     "recomputed",
-    "say_narrowed",
+    "report_narrowed",
     "search",
     "tensors_of",
     "untraced",

@@ -127,15 +127,19 @@ def _of_layer(
     operands = [value for name, value in named if not name.startswith("running")]
     mixed = dtype is not None and dtypes_of((operands, rest)) >= _MIXTURE
     first = next((value for name, value in named if name in _ACTIVATIONS), None)
-    wanted = dtype if mixed else getattr(first, "dtype", None)
+    target_dtype = dtype if mixed else getattr(first, "dtype", None)
 
     def like(value: Any) -> Any:
         follows = isinstance(value, torch.Tensor) and value.is_floating_point()
-        return value.to(wanted) if follows and wanted and wanted.is_floating_point else value
+        return (
+            value.to(target_dtype)
+            if follows and target_dtype and target_dtype.is_floating_point
+            else value
+        )
 
     def cast(name: str, value: Any) -> Any:
         if name in _ACTIVATIONS:
-            return value.to(wanted) if mixed else value
+            return value.to(target_dtype) if mixed else value
         return like(value) if "weight" in name or "bias" in name else value
 
     positional = map(cast, names, args)

@@ -40,15 +40,15 @@ def watched(held: Held, on: On) -> Iterator[None]:
         return usual(flat_in_dims, held.traced(list(flat_args)), *rest)
 
     stand_ins = {
-        "engine_run_backward": _only_here(backward),
-        "wrap_tensor_for_grad": _only_here(wrapped),
-        "create_batched_inputs": _only_here(batched),
+        "engine_run_backward": _only_in_this_thread(backward),
+        "wrap_tensor_for_grad": _only_in_this_thread(wrapped),
+        "create_batched_inputs": _only_in_this_thread(batched),
     }
     with changed(list(_changes(held))), private.standing_in(stand_ins):
         yield
 
 
-def _only_here(stand_in: Callable[..., Any]) -> Callable[..., Any]:
+def _only_in_this_thread(stand_in: Callable[..., Any]) -> Callable[..., Any]:
     thread = threading.get_ident()
 
     @functools.wraps(stand_in)

@@ -78,23 +78,23 @@ class _Default(torch.Generator):
         self._thread = threading.get_ident()
 
     @property
-    def _here(self) -> torch.Generator:
+    def _generator_of_this_thread(self) -> torch.Generator:
         return self._mine if threading.get_ident() == self._thread else self._others
 
     def get_state(self) -> torch.Tensor:
-        return self._here.get_state()
+        return self._generator_of_this_thread.get_state()
 
     def set_state(self, new_state: torch.Tensor) -> torch.Generator:
-        return self._here.set_state(new_state)
+        return self._generator_of_this_thread.set_state(new_state)
 
     def manual_seed(self, seed: int) -> torch.Generator:
-        return self._here.manual_seed(seed)
+        return self._generator_of_this_thread.manual_seed(seed)
 
     def seed(self) -> int:
-        return self._here.seed()
+        return self._generator_of_this_thread.seed()
 
     def initial_seed(self) -> int:
-        seed = self._here.initial_seed()
+        seed = self._generator_of_this_thread.initial_seed()
         return self._others.initial_seed() if seed >= _ORIGINS else seed
 
 
@@ -166,7 +166,7 @@ class Draws:
         stream = self._stream(func, args, kwargs)
         state = _bytes(stream.get_state())
         if state in self._made:
-            return self._again(self._made[state], stream, func, args, kwargs)
+            return self._repeated(self._made[state], stream, func, args, kwargs)
         if state in self._new:
             return self._first(state, stream, func, args, kwargs)
         return self._constant(state, stream, func, args, kwargs)
@@ -227,7 +227,7 @@ class Draws:
         self._new[_bytes(after)] = self._new.pop(state)
         self._made[state] = _Drawn(draw, call, value, after)
 
-    def _again(
+    def _repeated(
         self, drawn: _Drawn, stream: torch.Generator, func: Any, args: Any, kwargs: Any
     ) -> Any:
         if _described(func, args, kwargs) != drawn.call:

@@ -120,9 +120,9 @@ def _explained(request: Request) -> Explanation:
         own = isinstance(raised, Error)
         what = str(raised.args[0]) if own else f"{type(raised).__name__}: {raised}"
         errors.append(Finding(what, source.raising_line(raised), True, True, _RAISED_FIX))
-    for (question, asked), answer in reads.branches.items():
+    for (question, question_line), answer in reads.branches.items():
         title = f"a branch on {question}, {answer} for the first inputs"
-        reads.findings.append(Finding(title, asked, False, True, _BRANCH_FIX))
+        reads.findings.append(Finding(title, question_line, False, True, _BRANCH_FIX))
     kinds = (NUMBER_FIX, SHAPE_FIX, _BRANCH_FIX, PRINT_FIX)
     noticed = sorted(dict.fromkeys(reads.findings), key=lambda finding: kinds.index(finding.fix))
     findings = Explanation([*noticed, *errors])

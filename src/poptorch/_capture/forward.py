@@ -165,13 +165,13 @@ def refuse_holders(constants: Sequence[tuple[str, Any]], title: str) -> None:
 def _user_code(request: Request, context: CaptureContext, own: OwnDicts) -> Iterator[None]:
     """The context for user code, also when it runs again later."""
 
-    def again() -> contextlib.AbstractContextManager[object]:
+    def user_context() -> contextlib.AbstractContextManager[object]:
         return _user_code(request, context, own)
 
     precision = request.precision
     overrides = Overrides(context, precision, request.priced)
     with (
-        replaced(request.module, own, again),
+        replaced(request.module, own, user_context),
         watched(context.held, overrides.on),
         context.reads.by_torch(context.caught),
         scripts.followed(context.reads, context.held),

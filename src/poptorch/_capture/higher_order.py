@@ -132,16 +132,16 @@ def _while_loop(
             got=f"the loop changes {numbers[0]!r}, which is not a tensor",
             fix=f"use a tensor instead: torch.tensor({numbers[0]!r})",
         )
-    again, step = (
+    predicate, step = (
         _Recorded(capture, within(function), [*carried, *others]) for function in (test, body)
     )
-    _refuse_gradient("while_loop", [*again.outer, *step.outer], [*carried, *others])
-    count, own = len(carried) + len(others), len(carried) + len(others) + len(again.outer)
+    _refuse_gradient("while_loop", [*predicate.outer, *step.outer], [*carried, *others])
+    count, own = len(carried) + len(others), len(carried) + len(others) + len(predicate.outer)
     results = effects.loop(
-        lambda *values: again.graph(*values[:own])[0],
+        lambda *values: predicate.graph(*values[:own])[0],
         lambda *values: list(step.graph(*values[:count], *values[own:])),
         carried,
-        [*others, *again.outer, *step.outer],
+        [*others, *predicate.outer, *step.outer],
     )
     return step.structure.unflatten(results)
 

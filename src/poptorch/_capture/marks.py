@@ -65,11 +65,11 @@ def _limit_memory(mark: fx.Node) -> None:
     if node.target in _HEEDS_MEMORY:
         note_on(node, **{MEMORY: float(mark.args[2])})  # type: ignore[arg-type]
         return
-    _say_without_memory(str(mark.args[3]))
+    _warn_without_memory(str(mark.args[3]))
 
 
 @functools.cache
-def _say_without_memory(line: str) -> None:
+def _warn_without_memory(line: str) -> None:
     log.python.warning(
         (
             "poptorch.set_available_memory has no effect at %s, because the tensor is not the "

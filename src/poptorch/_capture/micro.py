@@ -71,7 +71,7 @@ class Micro:
 
 
 @functools.cache
-def say_narrowed(dtype: torch.dtype) -> None:
+def report_narrowed(dtype: torch.dtype) -> None:
     if narrowed(dtype) is not dtype:
         log.python.info(
             "%s is not supported natively: results of this type come back as %s "
@@ -168,7 +168,7 @@ class _Recording:
                 continue
             result = tensor.detach()
             if self.request.precision.narrow_64bit:
-                say_narrowed(result.dtype)
+                report_narrowed(result.dtype)
                 if result.is_floating_point():  # integers are narrowed and checked elsewhere
                     result = result.to(narrowed(result.dtype))
             self.slots.append(slots.result(index, result, tensor is done.loss))

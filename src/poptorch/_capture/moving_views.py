@@ -1,8 +1,8 @@
-"""Keep parts at positions that are in tensors equal to the tensors that they are parts of.
+"""Keep a tensor and a part of it equal if the position of the part is the value of a tensor.
 
 In eager PyTorch, ``x[i]`` is a view: ``x[i].mul_(2)`` writes to ``x``, and later writes to ``x``
-are seen through it. If the position is known only when the program runs, the part has memory of its
-own. Every write to one of the two is therefore repeated in the other one. Repeated writes that
+are seen through it. If the position is known only when the program runs, the part has its own
+memory. Every write to one of the two is therefore repeated in the other one. Repeated writes that
 nobody reads are removed from the graph later.
 """
 
@@ -115,17 +115,17 @@ class MovingViews:
             self._writes.heard(func, args, kwargs)
 
     def before(self, *values: Any) -> None:
-        """Update the parts that are about to be read, after writes to what they are parts of."""
+        """Update the parts that are about to be read, after writes to their tensors."""
         if not self._settled or self._is_busy:
             return
         with self._busy():
             read = {*map(_storage, _tensors(values))}
-            wanted = list[_Part]()
+            needed = list[_Part]()
             for each in reversed(self._parts):
                 if _storage(each.part) in read:
                     read.add(_storage(each.base))
-                    wanted.append(each)
-            for each in reversed(wanted):
+                    needed.append(each)
+            for each in reversed(needed):
                 each.update()
 
     def after(self) -> None:
@@ -140,7 +140,7 @@ class MovingViews:
 
     @contextlib.contextmanager
     def _busy(self) -> Iterator[None]:
-        """Functions that are called meanwhile are asked about, too, while code runs again."""
+        """Within the block, ignore calls of functions, because this code itself makes them."""
         self._is_busy = True
         try:
             yield
@@ -161,7 +161,7 @@ class MovingViews:
         return of is tensor and part is value and key == self._key(index)
 
     def _key(self, index: Any) -> Any:
-        """Return what is equal for an index that is used twice and was not written meanwhile."""
+        """Return a key that stays the same as long as nothing writes to the tensors of an index."""
         if isinstance(index, torch.Tensor):
             return id(index), self._writes.of(index)
         if isinstance(index, slice):

@@ -133,11 +133,11 @@ class PythonState:
     def _contents(self, container: Any) -> Any:
         return self._saved.get(id(container), (None, container))[1]
 
-    def holding(self, wanted: Callable[[torch.Tensor], bool]) -> Iterator[ModuleAttribute]:
+    def holding(self, predicate: Callable[[torch.Tensor], bool]) -> Iterator[ModuleAttribute]:
         """Yield the attributes that contain tensors of some kind, also in containers."""
         for path, module in self._roots[0].named_modules():
             for name, value in self._contents(vars(module)).items():
-                if name not in _OF_MODULES and any(map(wanted, self._tensors_in(value, set()))):
+                if name not in _OF_MODULES and any(map(predicate, self._tensors_in(value, set()))):
                     yield ModuleAttribute(path, name)
 
     def _tensors_in(self, value: Any, seen: set[int]) -> Iterator[torch.Tensor]:

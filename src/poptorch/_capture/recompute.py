@@ -76,8 +76,8 @@ def _crosses(node: fx.Node, user: fx.Node) -> bool:
     """Return whether a value passes from one block to another. Values outside of blocks belong to
     their reader's block.
     """
-    here, there = label_of(node).visit, label_of(user).visit
-    return here != there and None not in (here, there)
+    own_visit, user_visit = label_of(node).visit, label_of(user).visit
+    return own_visit != user_visit and None not in (own_visit, user_visit)
 
 
 class _Copies:

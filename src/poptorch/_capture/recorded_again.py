@@ -1,4 +1,4 @@
-"""Record repeated calls of an operator quickly, by what torch found out about the first one.
+"""Record repeated calls of an operator quickly, with the results of the first call.
 
 To record a call, torch asks two modes. One computes the shapes and types of the results, and the
 other one decides whether and how the operator is decomposed. Both answer in the same way if the

@@ -170,7 +170,7 @@ def _kind(tensor: torch.Tensor) -> tuple[torch.Size, torch.dtype]:
 
 @contextlib.contextmanager
 def replaced(
-    root: nn.Module, own: OwnDicts, again: Callable[[], AbstractContextManager[object]]
+    root: nn.Module, own: OwnDicts, user_context: Callable[[], AbstractContextManager[object]]
 ) -> Iterator[None]:
     """Replace tensors and code within the block. ``again`` makes the context for checkpoints that
     run again in the backward pass.
@@ -185,7 +185,7 @@ def replaced(
         def run(*args: Any, **kwargs: Any) -> Any:
             if not over:
                 return fn(*args, **kwargs)
-            with again(), autocast.with_rules(rules):
+            with user_context(), autocast.with_rules(rules):
                 return fn(*args, **kwargs)
 
         chosen = run if threading.get_ident() == thread else fn

@@ -65,7 +65,7 @@ class CheckpointFolder:
         if not self._is_tidy:
             for left in self.path.glob(f"{_UNFINISHED}*"):
                 _delete(left)
-            self._put_back()
+            self._restore()
         self._is_tidy = True
         count = 1 + max((self._count(each) for each in self.steps()), default=0)
         folder = self.unfinished(step)
@@ -97,12 +97,12 @@ class CheckpointFolder:
         """Remove a checkpoint that could not be written. An older one of the same step stays."""
         if os.path.lexists(unfinished := self.unfinished(step)):
             _delete(unfinished)
-        self._put_back()
+        self._restore()
 
     def _aside(self, step: int) -> Path:
         return self.path / f"{_ASIDE}{step:09d}"
 
-    def _put_back(self) -> None:
+    def _restore(self) -> None:
         """Rename checkpoints back that were renamed for a replacement which was never completed."""
         for step in self.steps():
             final, aside = self.final(step), self._aside(step)

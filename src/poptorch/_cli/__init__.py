@@ -1,0 +1,1 @@
+"""Implement the commands ``poptorch``, ``poprun``, ``gc-monitor`` and ``gc-info``."""

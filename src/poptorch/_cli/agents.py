@@ -82,8 +82,8 @@ class OneHost:
         from torch.distributed.elastic.rendezvous import RendezvousInfo, RendezvousStoreInfo
 
         self._server = _server(LOCAL)
-        told = RendezvousStoreInfo(LOCAL, self._server.port)
-        return RendezvousInfo(dist.HashStore(), 0, 1, told)
+        info = RendezvousStoreInfo(LOCAL, self._server.port)
+        return RendezvousInfo(dist.HashStore(), 0, 1, info)
 
     def get_backend(self) -> str:
         return BACKEND
@@ -130,8 +130,8 @@ class ManyHosts:
         self._server = _server(self._address) if met.rank == 0 else None
         port = self._server.port if self._server else None
         place = dist.PrefixStore("processes", met.store)
-        told = RendezvousStoreInfo.build(met.rank, place, self._address, port)
-        return RendezvousInfo(met.store, self._place, met.world_size, told)
+        info = RendezvousStoreInfo.build(met.rank, place, self._address, port)
+        return RendezvousInfo(met.store, self._place, met.world_size, info)
 
 
 def _server(address: str, port: int = 0) -> Any:

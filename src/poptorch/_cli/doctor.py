@@ -71,7 +71,7 @@ def _script(path: str, arguments: list[str], most: int | None) -> int:
         raise  # there is no reader for what is printed
     except Exception as error:
         broken = True
-        print(f"The script failed:\n{_told(error, path)}")
+        print(f"The script failed:\n{_described_error(error, path)}")
     if not (watch.models or broken):
         raise Misuse(
             f"{path} used no wrapped model. To examine a module in this file: poptorch doctor "
@@ -82,7 +82,7 @@ def _script(path: str, arguments: list[str], most: int | None) -> int:
     return FOUND if broken or watch.fatal else 0
 
 
-def _tell(executor: PoplarExecutor, findings: _capture.Explanation) -> None:
+def _print_findings(executor: PoplarExecutor, findings: _capture.Explanation) -> None:
     kind = "inference" if executor._optimizer is None else "training"
     # the model's class has this prefix while it is wrapped for training
     name = type(executor.model).__name__.removeprefix("Poptorch")
@@ -129,7 +129,7 @@ def _made(path: Path, name: str) -> nn.Module:
     except BrokenPipeError:
         raise
     except Exception as error:
-        sys.exit(f"{path} failed:\n{_told(error, str(path))}")
+        sys.exit(f"{path} failed:\n{_described_error(error, str(path))}")
     finally:
         sys.path.remove(str(path.parent))
     if not isinstance(made, nn.Module):
@@ -140,7 +140,7 @@ def _made(path: Path, name: str) -> nn.Module:
     return made
 
 
-def _told(error: Exception, path: str) -> str:
+def _described_error(error: Exception, path: str) -> str:
     trace = error.__traceback__
     while trace is not None and not os.path.samefile(_file(trace), path):
         trace = trace.tb_next
@@ -217,7 +217,7 @@ class Watch:
         if executor.isCompiled():
             return
         findings = executor.explain(*args, **kwargs)
-        _tell(executor, findings)
+        _print_findings(executor, findings)
         self.models += 1
         self.fatal += len(findings.fatal)
         if findings.fatal:

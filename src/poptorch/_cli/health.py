@@ -62,7 +62,7 @@ def _torch() -> Iterator[Diagnosis]:
     for name in private.ROWS:
         try:
             getattr(private, name)
-        except private.Gone:
+        except private.MissingName:
             lost.append(private.ROWS[name][1])
     if lost:
         fix = "install a release that pip install poptorch accepts"

@@ -143,7 +143,7 @@ def parser() -> argparse.ArgumentParser:
         help="if a host is lost or no restart is left, continue with N processes (default: all)",
     )
     add("--oversubscribe", action="store_const", const=True,
-        help="start more instances than the cores and the memory are sufficient for")  # fmt: skip
+        help="start more instances than the machine has cores and memory for")  # fmt: skip
     add(
         "--executable-cache-path",
         metavar="DIR",
@@ -223,7 +223,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _imported(reader: argparse.ArgumentParser, chosen: Job) -> list[str]:
     try:
         stored = dict(json.loads(Path(chosen.import_config).read_text()))
-        said = "v" * stored.pop("verbosity", 0)
+        v_flags = "v" * stored.pop("verbosity", 0)
     except (OSError, TypeError, ValueError) as error:
         reader.error(f"--import-config: {error}")
     refused = sorted(stored.keys() & _OF_THE_COMMAND)
@@ -232,7 +232,7 @@ def _imported(reader: argparse.ArgumentParser, chosen: Job) -> list[str]:
     unknown = sorted(stored.keys() - vars(chosen).keys())
     if unknown:
         reader.error(f"--import-config: there is no option {', '.join(unknown)}")
-    return [*_words(stored), *([f"-{said}"] if said and not chosen.verbosity else ())]
+    return [*_words(stored), *([f"-{v_flags}"] if v_flags and not chosen.verbosity else ())]
 
 
 def _words(options: Mapping[str, Any]) -> list[str]:
@@ -309,8 +309,8 @@ def lacking(job: Job) -> str | None:
     cores, each = len(os.sched_getaffinity(0)), resources.own_memory()
     free, threads = resources.available_memory(), job.here * job.threads
     if threads > cores:
-        asked = f"{job.here} instances x {job.threads} threads (OMP_NUM_THREADS)"
-        return f"{asked}, but only {cores} cores"
+        requested = f"{job.here} instances x {job.threads} threads (OMP_NUM_THREADS)"
+        return f"{requested}, but only {cores} cores"
     if job.here * each > free:
         mib = f"at least {each >> 20} MiB of memory each, but only {free >> 20} MiB are free"
         return f"{job.here} instances that need {mib}"
@@ -496,7 +496,7 @@ def _run(job: Job) -> int:
     try:
         elastic_launch(_config(job, folder), command[0])(*command[1:])
     except ChildFailedError as error:
-        return _say_failed(job, error)
+        return _report_failed(job, error)
     except RendezvousError as error:
         cut = isinstance(error, RendezvousConnectionError)
         first = f"{job.hosts[0]}:{job.port} cannot be reached from {job.hosts[job.rendezvous]}"
@@ -607,7 +607,7 @@ def variables(
     }
 
 
-def _say_failed(job: Job, error: Any) -> int:
+def _report_failed(job: Job, error: Any) -> int:
     failures = sorted(error.failures.items(), key=lambda item: item[1].timestamp)
     first, failure = error.get_first_failure()
     for rank, each in failures:
@@ -615,8 +615,8 @@ def _say_failed(job: Job, error: Any) -> int:
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
         mark = ", the first to end" if rank == first and len(failures) > 1 else ""
         print(f"poprun: instance {rank} of {job.num_instances} {how}{mark}", file=sys.stderr)
-    again = f" after {job.max_restarts} restarts" if job.max_restarts else ""
-    print(f"poprun: the job failed{again}; all instances have ended", file=sys.stderr)
+    after_restarts = f" after {job.max_restarts} restarts" if job.max_restarts else ""
+    print(f"poprun: the job failed{after_restarts}; all instances have ended", file=sys.stderr)
     code = int(failure.exitcode)
     return KILLED - code if code < 0 else code
 

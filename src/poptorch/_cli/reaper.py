@@ -30,15 +30,15 @@ def found(launcher: str) -> list[int]:
 
 
 def end(launcher: str) -> None:
-    asked, until = set[int](), time.monotonic() + _PATIENCE
+    signalled, until = set[int](), time.monotonic() + _PATIENCE
     # repeat, because processes may start others in the meantime
     while processes := found(launcher):
         late = time.monotonic() > until
         for process in processes:
-            if late or process not in asked:
+            if late or process not in signalled:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(process, signal.SIGKILL if late else signal.SIGTERM)
-        asked.update(processes)
+        signalled.update(processes)
         time.sleep(_PAUSE)
 
 

@@ -51,11 +51,14 @@ def with_common(spec: Spec) -> Spec:
 
 
 def check_alike(
-    plan: Plan, backend: str, arguments: Mapping[str, trees.Structure], beside: Mapping[str, str]
+    plan: Plan,
+    backend: str,
+    arguments: Mapping[str, trees.Structure],
+    more_facts: Mapping[str, str],
 ) -> None:
     _check_data()
     _compare(
-        {**facts_of(plan, backend, arguments), **beside},
+        {**facts_of(plan, backend, arguments), **more_facts},
         "digests of their programs and options",
         "The processes of this job do not train the same program",
         "use the same model, options, optimizer and batch sizes in all processes",
@@ -107,10 +110,10 @@ def check_numbers(values: Mapping[str, float], state: Mapping[str, str], other: 
 
 def _compare(facts: Mapping[str, str], what: str, title: str, fix: str) -> None:
     """Raise an error that lists the differences from process 0, if there are any."""
-    there = _job.compare(facts, what)
+    facts_by_process = _job.compare(facts, what)
     lines = []
-    for index, own in there.items():
-        differing = differences(own, there[0])
+    for index, own in facts_by_process.items():
+        differing = differences(own, facts_by_process[0])
         lines += [
             f"process {index}, against process 0 ('there'): {line}" for line in differing[:_SHOWN]
         ]

@@ -188,13 +188,17 @@ def with_updated_weights(graph: Graph, spec: Spec) -> Graph:
         for at, slot in enumerate(graph.outputs)
         if slot.kind is Kind.PARAM
     }
-    wanted = [(short, written[long]) for short, long, *_ in spec.anchors if long in written]
-    if not wanted:
+    anchored_weights = [
+        (short, written[long]) for short, long, *_ in spec.anchors if long in written
+    ]
+    if not anchored_weights:
         return graph
     copied = graph.copy()
     returned = copied.returned
-    copied.module.graph.output_node().args = ((*returned, *(returned[at] for _, at in wanted)),)
-    weights = ((short, graph.outputs[at]) for short, at in wanted)
+    copied.module.graph.output_node().args = (
+        (*returned, *(returned[at] for _, at in anchored_weights)),
+    )
+    weights = ((short, graph.outputs[at]) for short, at in anchored_weights)
     anchored = [slots.anchor(short, weight.shape, weight.dtype) for short, weight in weights]
     module = graph_module(copied.module, copied.module.graph)
     return Graph(graph.name, module, graph.inputs, (*graph.outputs, *anchored))

@@ -391,18 +391,22 @@ def _facts(data: bytes) -> Facts:
     return {one_line(name): one_line(text) for name, text in facts.items()}
 
 
-def differences(here: Facts, there: Facts) -> list[str]:
+def differences(own_facts: Facts, other_facts: Facts) -> list[str]:
     """Describe the differences; of differing operators, only the first in each graph."""
     lines, graphs = [], set()
-    for name in sorted({*here, *there}, key=_order):
-        if here.get(name) == there.get(name):
+    for name in sorted({*own_facts, *other_facts}, key=_order):
+        if own_facts.get(name) == other_facts.get(name):
             continue
         graph, _, operator = name.partition(_OPERATOR)
         if operator:
-            if graph in graphs or _without_line(here, name) == _without_line(there, name):
+            if graph in graphs or _without_line(own_facts, name) == _without_line(
+                other_facts, name
+            ):
                 continue
             graphs.add(graph)
-        lines.append(f"{name}: {here.get(name, 'absent')} here, {there.get(name, 'absent')} there")
+        lines.append(
+            f"{name}: {own_facts.get(name, 'absent')} here, {other_facts.get(name, 'absent')} there"
+        )
     return lines
 
 

@@ -71,7 +71,7 @@ class EagerCheck:
         return before
 
     def micro_batch(
-        self, micro: Micro, again: Recapture, at_hand: Callable[[Micro], Micro] = _as_it_is
+        self, micro: Micro, recapture: Recapture, at_hand: Callable[[Micro], Micro] = _as_it_is
     ) -> Micro:
         """Compare one micro-batch with eager PyTorch. Return the graph that agrees, if one does.
 
@@ -103,7 +103,7 @@ class EagerCheck:
             self._skip(str(skipped))
             return micro
         if finding is not None:
-            for name, other in self._without_a_step(again, self._before):
+            for name, other in self._without_a_step(recapture, self._before):
                 if self._agrees(at_hand(other), self._before):
                     self._react(_wrong_pass(name, finding))
                     return other
@@ -116,12 +116,12 @@ class EagerCheck:
 
     @staticmethod
     def _without_a_step(
-        again: Recapture, before: _capture.PythonState
+        recapture: Recapture, before: _capture.PythonState
     ) -> Iterator[tuple[str, Micro]]:
         for name in _capture.SHORTCUTS:
             try:
                 with leaving_out([name]), before.once_more():
-                    micro = again()
+                    micro = recapture()
             except Exception as error:  # forward may raise anything when it runs once more
                 log.engine.debug("The model cannot be captured without '%s': %s", name, error)
             else:

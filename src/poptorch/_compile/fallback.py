@@ -107,8 +107,8 @@ class WithFallback:
         slow = self._slow()
         try:
             results = slow.run(state, batch)
-        except Exception as again:  # then the code is not the cause
-            raise again from None
+        except Exception as repeated_error:  # then the code is not the cause
+            raise repeated_error from None
         self._current, self._snapshot, self.gave_up = slow, None, True
         cause = error.__cause__ if isinstance(error, OperatorError) else None
         warn_of_failure(described(cause if isinstance(cause, Exception) else error))

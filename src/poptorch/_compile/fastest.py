@@ -367,7 +367,7 @@ class Fastest:
         self._code.store.note_choice(self._other.key, self._choice)
         if self._choice.pays(GAIN):
             text = "ONNX Runtime runs the program from call %d on: %s"
-            self._code.tell(text, self._calls + 1, self._choice)
+            self._code.announce(text, self._calls + 1, self._choice)
             self._do = Fastest._run_other
             state.bound = None
         else:

@@ -123,7 +123,7 @@ class CompilerProcess:
             self._waiting_for = set()
         for outcome, why in outcomes.values():
             if outcome == STORED:
-                timing.tell(self.process.pid, why)
+                timing.log_times(self.process.pid, why)
             else:
                 log.engine.info("A graph could not be compiled in the second process: %s", why)
         return outcomes

@@ -163,12 +163,12 @@ def _hindrance(spec: Spec, clips: bool, by_stages: bool) -> str:
 
 def _warn_of_whole(spec: Spec) -> None:
     optimizer, named = spec.locations.optimizer, spec.locations.named.items()
-    asked = [name for name, place in named if place.sharded and place is not optimizer]
-    if asked:
+    requested = [name for name, place in named if place.sharded and place is not optimizer]
+    if requested:
         log.python.warning(
             (
                 "useReplicatedTensorSharding of %s has no effect: only the optimizer state is "
                 "divided over processes"
             ),
-            " and ".join(asked),
+            " and ".join(requested),
         )

@@ -96,8 +96,8 @@ def one_by_one(micro: _capture.Micro, spec: Spec, why: str) -> Batched:
 
 
 def _with_graph(micro: _capture.Micro, graph: Graph, spec: Spec) -> _capture.Micro:
-    again = spec.training and spec.recompute
-    return replace(micro, graph=_capture.recomputed(graph) if again else graph)
+    recomputes = spec.training and spec.recompute
+    return replace(micro, graph=_capture.recomputed(graph) if recomputes else graph)
 
 
 def _side_by_side(micro: _capture.Micro, lanes: Lanes, spec: Spec) -> _capture.Micro:
@@ -208,12 +208,12 @@ def _first_choice(length: int, request: _capture.Request, spec: Spec) -> int:
     return _divisor(length, max(1, MOST_ROWS // max(1, rows)))
 
 
-def _more(chosen: Batched, wanted: int, length: int, spec: Spec) -> int:
+def _more(chosen: Batched, least: int, length: int, spec: Spec) -> int:
     """Return how many more steps than chosen fit the caches; 0 if the chosen ones do not."""
     graph, lanes = chosen.micro.graph, chosen.lanes
     memory = min(CACHED, spec.lane_memory or default_budget())
     steps = 1 if lanes is None else lanes.steps
-    if steps < wanted:
+    if steps < least:
         return 0
     shared = sum(slot.bytes for slot in graph.gradients)
     of_lanes = max(1, peak_bytes(graph) - shared)

@@ -61,12 +61,12 @@ def check_against_eager(
 ) -> _capture.Micro:
     """Compare the graph with eager PyTorch, on the first micro-batch of the call."""
 
-    def again() -> _capture.Micro:
+    def recapture() -> _capture.Micro:
         made = _capture.capture(request, check.before)
         check_sizes(made, request, earlier)
         return made
 
-    return check.micro_batch(micro, again, lambda each: size_proof.at_hand(each, request))
+    return check.micro_batch(micro, recapture, lambda each: size_proof.at_hand(each, request))
 
 
 def put_side_by_side(

@@ -72,7 +72,7 @@ def compile(
     progress: Callable[[float], None],
     placed: Callable[[int], None],
     background: bool,
-    beside: Mapping[str, str],
+    more_facts: Mapping[str, str],
     eager_optimizer: EagerOptimizer | None = None,
     remainder: Remainder | None = None,
     earlier: Earlier | None = None,
@@ -119,7 +119,7 @@ def compile(
         agreement.meet(spec)
         backend = registry.choose("reference")
     if spec.runs_together:
-        agreement.check_alike(plan, backend.name, request.arguments, beside)
+        agreement.check_alike(plan, backend.name, request.arguments, more_facts)
     if spec.runtime.cache_dir is not None:
         facts = cache.facts_of(plan, backend.name, request.arguments)
         cache.log_hit_or_miss(store.folder, facts)

@@ -35,7 +35,7 @@ class PlanCode:
     def is_symbolic(self) -> bool:
         return any(map(is_symbolic, self.graphs.values()))
 
-    def tell(self, message: str, *args: object) -> None:
+    def announce(self, message: str, *args: object) -> None:
         spec = self.plan.spec
         log.progress(spec.runtime.shows_progress and not spec.process, message, *args)
 

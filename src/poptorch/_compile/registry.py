@@ -30,14 +30,14 @@ def choose(name: str) -> Backend:
     """Return the backend with a name, or, with a warning, the reference backend if it
     cannot work.
     """
-    wanted = BEST if backend_names.known(name) in (AUTO, OPTIMISE) else name
+    chosen = BEST if backend_names.known(name) in (AUTO, OPTIMISE) else name
     backends = available()
-    backend = backends[wanted]
+    backend = backends[chosen]
     reason = backend.unavailable()
     if reason is None:
         return backend
     log.python.warning(
-        "The %s backend cannot be used here (%s): running on the reference backend.", wanted, reason
+        "The %s backend cannot be used here (%s): running on the reference backend.", chosen, reason
     )
     return backends["reference"]
 

@@ -164,8 +164,8 @@ class _Joined:
     def __post_init__(self) -> None:
         self.count = sum(run.count for run in self.runs)
         written = [slot for run in self.runs for slot in run.graph.outputs]
-        apart = written if self.replicas > 1 else []
-        self.evolving = {slot.key: slot for slot in apart if slot.kind in _EVOLVING}
+        separate = written if self.replicas > 1 else []
+        self.evolving = {slot.key: slot for slot in separate if slot.kind in _EVOLVING}
 
     def graph(self) -> Graph:
         parts = [lower(self._divided()), *map(self._renamed, self.runs), lower(self._finished())]

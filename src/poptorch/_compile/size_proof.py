@@ -1,4 +1,4 @@
-"""Proof that a program with symbolic sizes is the program that each size would have.
+"""Prove that a program with symbolic sizes is the program that each size would have.
 
 ``forward`` saw sizes that behave like numbers. Whether it did the same with them as with numbers
 shows in the graph: for the sizes of an earlier program it must have the operators, arguments and

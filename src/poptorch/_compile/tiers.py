@@ -90,7 +90,7 @@ def compile_plan(
         tiered = Tiered(reference.compile(plan, progress), code, idle)
         return fastest.considering(tiered, plan, code)
     if is_missing:
-        code.tell("captured; compiling takes about %.0f s", code.expected_seconds() - SOONER)
+        code.announce("captured; compiling takes about %.0f s", code.expected_seconds() - SOONER)
     try:
         if is_missing and idle:
             code.compile_concurrently(idle)
@@ -128,7 +128,7 @@ class Tiered:
 
     def __init__(self, slow: Executable, code: PlanCode, idle: int) -> None:
         self._current = self._slow_tier = slow
-        self._code, self._tell = code, code.tell
+        self._code, self._announce = code, code.announce
         self._job: CompileJob | None = None
         self._ready: list[str] = []  # compiled graphs, while others are still being compiled
         self._idle = idle
@@ -141,7 +141,7 @@ class Tiered:
         self._fast: list[float] | None = None  # seconds of the first calls of the fast tier
         self._waits_since: float | None = None  # since when it has waited for a free core
         # when the compilation started, and when a log line last reported on it
-        self._begun = self._told = 0.0
+        self._begun = self._last_report = 0.0
         self.unsuitable: str | None = None  # why programs of one size are better
         self.waiting = True
 
@@ -155,7 +155,7 @@ class Tiered:
         """Run, measure how long this took, and use compiled code if it is ready."""
         start = time.perf_counter()
         if self.waiting:
-            self._look(start)
+            self._poll(start)
         results = self._current.run(state, batch)
         seconds = time.perf_counter() - start
         if isinstance(self._current, WithFallback) and self._current.gave_up:
@@ -176,16 +176,16 @@ class Tiered:
         then = self._code.builder.name
         return replace(self._slow_tier.report(), next_backend=then, ready=tuple(self._ready))
 
-    def _look(self, now: float) -> None:
+    def _poll(self, now: float) -> None:
         try:
             if self._job is None:
                 self._begin(now)
-            elif now - self._told >= PATIENCE:
-                self._told = now
+            elif now - self._last_report >= PATIENCE:
+                self._last_report = now
                 done, all_of_them = len(self._job.outcomes), len(self._job.keys)
                 seconds = now - self._begun
                 text = "still compiling after %.0f s, %d of %s done; calls run interpreted"
-                self._tell(text, seconds, done, count_of(all_of_them))
+                self._announce(text, seconds, done, count_of(all_of_them))
             news = self._job is not None and self._job.look()
             if news or (self._slow and now >= self._next_look):
                 self._next_look = now + LOOKING
@@ -200,7 +200,7 @@ class Tiered:
             self._waits_since = now
             if not idle and not pays:
                 waiting = "compiling waits for a free core, at most %.0f s"
-                self._tell(f"captured; calls run interpreted, and {waiting}", PATIENCE)
+                self._announce(f"captured; calls run interpreted, and {waiting}", PATIENCE)
         in_vain = not idle and not pays
         if in_vain and now - self._waits_since < PATIENCE:
             return
@@ -209,14 +209,14 @@ class Tiered:
             return
         name, store = self._code.builder.name, self._code.store
         self._job = CompileJob(missing, name, store, max(1, idle), is_nice=in_vain)
-        self._begun = self._told = now
+        self._begun = self._last_report = now
         verb = f"{count_of(len(missing))} compile{'s' * (len(missing) == 1)}"
         if in_vain:
             text = "no core is free; calls run interpreted while %s at low priority"
-            self._tell(text, verb)
+            self._announce(text, verb)
         else:
             text = "captured; calls run interpreted while %s, about %.0f s"
-            self._tell(text, verb, BESIDE * self._expected)
+            self._announce(text, verb, BESIDE * self._expected)
 
     def _take_over(self) -> None:
         found = self._code.found()
@@ -240,7 +240,7 @@ class Tiered:
             self._ready = [*found]
             text = "%d of %d graphs compiled: %s, from call %d on"
             names = " and ".join(found)
-            self._tell(text, len(found), len(self._code.keys), names, self._calls + 1)
+            self._announce(text, len(found), len(self._code.keys), names, self._calls + 1)
 
     def _with_fallback(self, fast: Executable) -> WithFallback:
         return WithFallback(fast, lambda: self._slow_tier, self._code.plan)
@@ -251,7 +251,7 @@ class Tiered:
         if len(self._fast) < COMPARED:
             return
         slow, fast = statistics.median(self._slow), statistics.median(self._fast)
-        self._tell(
+        self._announce(
             "full speed from call %d on: %.1f times as fast, %.2f ms per call instead of %.2f ms",
             self._calls + 1,
             slow / fast,

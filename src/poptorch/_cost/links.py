@@ -117,9 +117,9 @@ class Exchanged:
         waited = _summed(first, processes, link, by)
         # early exchanges that are unfinished when the others start share the link with them
         if self.early:
-            alone, beside = self.early, (*self.early, *first)
+            alone, with_first = self.early, (*self.early, *first)
             share = self.left * computing / self.updates / _summed(alone, processes, link, by)
-            together = _summed(beside, processes, link, by)
+            together = _summed(with_first, processes, link, by)
             waited += max(0.0, 1 - share) * (together - waited)
         waited += sum(_summed(each, processes, link, by) for each in others)
         waited += sum(gather(size, processes, link) for size in self.gathered)

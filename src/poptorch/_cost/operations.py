@@ -59,9 +59,11 @@ def products_of(node: fx.Node) -> list[tuple[MatrixSizes, int]]:
     if node.target is aten.convolution.default:
         return [(convolution_sizes(node), 1)]
     if node.target is aten.convolution_backward.default:
-        wanted = node.args[10]
-        assert isinstance(wanted, list | tuple)
-        both = zip(wanted, (data_gradient_sizes(node), weight_gradient_sizes(node)), strict=False)
+        output_mask = node.args[10]
+        assert isinstance(output_mask, list | tuple)
+        both = zip(
+            output_mask, (data_gradient_sizes(node), weight_gradient_sizes(node)), strict=False
+        )
         return [(sizes, 1) for needed, sizes in both if needed]
     if node.target in PRODUCTS:
         return [(_matmul(node), 1)]

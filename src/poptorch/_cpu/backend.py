@@ -25,7 +25,7 @@ from ..backends.protocol import Code, Compiled, Executable, Progress
 from .compiled_code import generator, load
 from .compiler import callable_from_cpp, compile_graph
 from .prepared import Preparing, copied_alone, prepared
-from .product_libraries import choices, said
+from .product_libraries import choices, described_choices
 from .products import choosing
 from .toolchain import instructions, obstacle
 
@@ -72,7 +72,7 @@ class Inductor:
         released = sum(slot.bytes for slot, _ in copied_alone(plan.program).values())
         report = dataclasses.replace(
             report,
-            libraries=said(plan.program.graphs.values()),
+            libraries=described_choices(plan.program.graphs.values()),
             state_bytes=report.state_bytes - released,
         )
         return Preparing(plan, functions, report, in_place=True)

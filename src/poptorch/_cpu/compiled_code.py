@@ -27,8 +27,8 @@ def generator() -> str:
     """Return a digest of everything that generates code. Code is not reused if it would be
     generated differently now.
     """
-    digest, here = hashlib.sha256(), Path(__file__).parent
-    own = *here.glob("*.py"), *filter(Path.is_file, here.glob("include/**/*"))
+    digest, package = hashlib.sha256(), Path(__file__).parent
+    own = *package.glob("*.py"), *filter(Path.is_file, package.glob("include/**/*"))
     for path in (Path(prepare.__file__), *sorted(own)):
         digest.update(path.read_bytes())
     return digest.hexdigest()

@@ -95,7 +95,7 @@ def compile_graph(
         # compiling the plain graph shows whether our changes caused the error
         except Exception as error:
             log.engine.debug("Compiling without an optimisation: %s", str(error).partition("\n")[0])
-            _let_go(error)
+            _clear_error(error)
         else:
             if code is not None:
                 return code
@@ -105,7 +105,7 @@ def compile_graph(
         complaint = explained(error)
         if complaint is None:
             raise
-        _let_go(error)
+        _clear_error(error)
         raise complaint from None
 
 
@@ -148,27 +148,27 @@ def _compile_repeats(
         given = [torch.empty_strided(v.shape, v.stride(), dtype=v.dtype) for v in piece.values]
         compiled = _compile(piece.module, piece.places, given, plain=False, sources=sources)
         written = bool(sources) and entry_of(compiled) is chains.unbuilt
-        if not written or not _lies_right(compiled, piece):
+        if not written or not _has_expected_strides(compiled, piece):
             return None
     with private.settings(shortcuts.settings()), private.standing_in(shortcuts.stand_ins()):
         return code_with(chains.load(chain, sources))
 
 
-def _lies_right(compiled: Any, piece: Piece) -> bool:
+def _has_expected_strides(compiled: Any, piece: Piece) -> bool:
     """Return whether results have the layout that the next piece expects. Random numbers are
     row-major.
     """
     results = piece.module.graph.output_node().args[0]
     return all(
         size == 1 or stride == int(made)
-        for node, lies in zip(results, compiled.output_strides, strict=False)  # type: ignore[arg-type]
+        for node, expected_strides in zip(results, compiled.output_strides, strict=False)  # type: ignore[arg-type]
         for size, stride, made in zip(
-            node.meta["val"].shape, node.meta["val"].stride(), lies, strict=True
+            node.meta["val"].shape, node.meta["val"].stride(), expected_strides, strict=True
         )
     )
 
 
-def _let_go(error: BaseException | None) -> None:
+def _clear_error(error: BaseException | None) -> None:
     """Drop what torch stores in an error, because its frames refer to the user's model and
     devices.
     """

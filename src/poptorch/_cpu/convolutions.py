@@ -29,8 +29,8 @@ _GATHERED, _FEW_GATHERED = 8 << 20, 5 << 17
 
 
 class Convolutions:
-    """The kernels for the convolutions of one graph. They apply to all: what they do not compute as
-    products, they hand to the library in the layout that it reads fastest.
+    """The kernels for the convolutions of one graph. They apply to all convolutions:
+    those that they do not compute as products are passed to the library, in its fastest layout.
 
     oneDNN works on blocks of 16 channels. With very few channels, most of a block is padding, and
     each call repacks its operands. A product of the weights with the gathered windows wastes

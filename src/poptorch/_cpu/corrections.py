@@ -25,8 +25,8 @@ def add(first: torch.Tensor, second: torch.Tensor, *, alpha: complex = 1) -> tor
 
 
 def _is_expanded(tensor: torch.Tensor, *_: Any, **__: Any) -> bool:
-    lies = zip(tensor.shape, tensor.stride(), strict=True)
-    return not all(stride or size == 1 for size, stride in lies)
+    dimensions = zip(tensor.shape, tensor.stride(), strict=True)
+    return not all(stride or size == 1 for size, stride in dimensions)
 
 
 @when(_is_expanded)

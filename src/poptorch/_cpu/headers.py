@@ -217,7 +217,7 @@ def folder(compiler: str) -> Path | None:
     try:
         compilers = _of(compiler)
         place = of_the_user() / f"headers-{_digest(compilers)}"
-        if not _is_there(place):
+        if not _exists(place):
             _write(place, texts(compilers))
     except (LookupError, OSError, subprocess.CalledProcessError) as error:
         log.engine.debug("The C++ compiler reads all of torch's headers: %s", error)
@@ -239,11 +239,11 @@ def _write(place: Path, files: Mapping[str, str]) -> None:
         try:
             os.rename(Path(new, "of"), place)
         except OSError:
-            if not _is_there(place):  # another process may have been faster
+            if not _exists(place):  # another process may have been faster
                 raise
 
 
-def _is_there(place: Path) -> bool:
+def _exists(place: Path) -> bool:
     """Return whether the folder exists. Refuse one in which somebody else wrote a file.
 
     These headers are compiled and run, and the folder above may have been open to others when it

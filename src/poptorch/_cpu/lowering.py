@@ -95,9 +95,9 @@ def _store(graph: fx.Graph, node: fx.Node) -> None:
     value = node.meta["val"]
     users = list(node.users)
     with graph.inserting_before(node.next):
-        lies = _numbers(graph, node, value.shape, aten.sym_size.int)
+        sizes = _numbers(graph, node, value.shape, aten.sym_size.int)
         strides = _numbers(graph, node, value.stride(), aten.sym_stride.int)
-        kept = graph.call_function(aten.as_strided.default, (node, lies, strides))
+        kept = graph.call_function(aten.as_strided.default, (node, sizes, strides))
     kept.meta["val"] = value
     for user in users:
         user.replace_input_with(node, kept)

@@ -18,8 +18,8 @@ from .windows import LEAST_INNERMOST, batch_first, batch_last, stored
 
 def _has_the_batch_innermost(x: torch.Tensor, *_: Any) -> bool:
     """Return whether vectors are filled by the batch. Torch sums narrower types in float32."""
-    lies = memory_order(x) == (*range(1, x.dim()), 0)
-    return lies and x.shape[0] >= LEAST_INNERMOST and x.dtype == torch.float32
+    is_channels_last = memory_order(x) == (*range(1, x.dim()), 0)
+    return is_channels_last and x.shape[0] >= LEAST_INNERMOST and x.dtype == torch.float32
 
 
 def _grouped(x: torch.Tensor, groups: int) -> torch.Tensor:
@@ -68,18 +68,18 @@ def group_norm_backward(
     channels: int,
     area: int,
     groups: int,
-    wanted: list[bool],
+    output_mask: list[bool],
 ) -> Any:
     own = _grouped(x, groups)
     mean, rstd = (each.reshape(rows, groups).t() for each in (mean, rstd))
     grad = stored(batch_last(grad), *own.shape)
     products, sums = (grad * own).sum(2), grad.sum(2)  # (group, channel in it, batch)
     of_x = of_weight = of_bias = None
-    if wanted[1]:
+    if output_mask[1]:
         of_weight = ((products - sums * mean[:, None]) * rstd[:, None]).sum(2).view(channels)
-    if wanted[2]:
+    if output_mask[2]:
         of_bias = sums.sum(2).view(channels)
-    if wanted[0]:
+    if output_mask[0]:
         factor = rstd[:, None]
         if weight is not None:
             weight = weight.view(groups, -1, 1)

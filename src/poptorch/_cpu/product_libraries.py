@@ -71,41 +71,41 @@ class Shape(NamedTuple):
     inner: int
     columns: int
     # "nt": the first operand row-major, the second column-major; "np": the second is prepared
-    lies: str
+    layout: str
 
     @property
     def work(self) -> int:
         return self.rows * self.inner * self.columns
 
     def __str__(self) -> str:
-        return f"{self.rows}x{self.inner}x{self.columns} {self.lies}"
+        return f"{self.rows}x{self.inner}x{self.columns} {self.layout}"
 
 
 def shape_of(a: Matrix, b: Matrix) -> Shape | None:
     """Return the class of a product; None for a small one, or if operands have gaps."""
-    lies = _lies(a) + _lies(b)
+    layout = _layout_of(a) + _layout_of(b)
     sizes = *a[0], b[0][1]
-    if len(lies) < 2:
+    if len(layout) < 2:
         return None
-    smallest = _SMALLEST_ROW if is_row(sizes[0], lies) else SMALLEST
-    return class_of(sizes, lies) if sizes[0] * sizes[1] * sizes[2] >= smallest else None
+    smallest = _SMALLEST_ROW if is_row(sizes[0], layout) else SMALLEST
+    return class_of(sizes, layout) if sizes[0] * sizes[1] * sizes[2] >= smallest else None
 
 
-def is_row(rows: int, lies: str) -> bool:
+def is_row(rows: int, layout: str) -> bool:
     """Return whether loops may compute it: one row, and contiguous columns."""
-    return rows == 1 and lies[1] == "t"
+    return rows == 1 and layout[1] == "t"
 
 
-def class_of(sizes: Iterable[int], lies: str = PREPARED) -> Shape:
+def class_of(sizes: Iterable[int], layout: str = PREPARED) -> Shape:
     """Return the class of a product by rows, inner size and columns."""
     rows, inner, columns = (min(_rounded(size), _LONGEST) for size in sizes)
     while rows * inner * columns > _LARGEST:
         longest = max(rows, inner, columns)
         rows, inner, columns = (n // 2 if n == longest else n for n in (rows, inner, columns))
-    return Shape(rows, inner, columns, lies)
+    return Shape(rows, inner, columns, layout)
 
 
-def _lies(matrix: Matrix) -> str:
+def _layout_of(matrix: Matrix) -> str:
     (rows, columns), (down, right) = matrix
     if right == 1 and down >= columns:
         return "n"
@@ -121,9 +121,9 @@ def by_rule(shape: Shape) -> str:
     """Return the library for a class that was not measured. The rule is never far from the measured
     choices.
     """
-    if shape.lies == PREPARED:
+    if shape.layout == PREPARED:
         return ONEDNN
-    if shape.lies[0] == "t" or shape.work >= _HUGE:
+    if shape.layout[0] == "t" or shape.work >= _HUGE:
         return BLAS
     if shape.rows >= _MANY_ROWS and shape.work >= LARGE_PRODUCT:
         return ONEDNN
@@ -165,7 +165,7 @@ def chosen(work: Counter[Shape], measures: bool) -> dict[Shape, str]:
     return {shape: table.get(shape) or by_rule(shape) for shape in sorted(work)}
 
 
-def said(graphs: Iterable[Graph]) -> tuple[str, ...]:
+def described_choices(graphs: Iterable[Graph]) -> tuple[str, ...]:
     """Return a line for each library with the large products that it computes."""
     by: dict[str, list[str]] = {}
     for graph in graphs:
@@ -202,7 +202,7 @@ class Table:
     def rows(self) -> list[Shape]:
         """Return the classes in the table."""
         names = (name.split() for name in self._kept().get(self.conditions, {}))
-        return [Shape(*map(int, sizes.split("x")), lies) for sizes, lies in names]  # type: ignore[call-arg,arg-type]
+        return [Shape(*map(int, sizes.split("x")), layout) for sizes, layout in names]  # type: ignore[call-arg,arg-type]
 
     def measure(self, shapes: Iterable[Shape], again: bool = False) -> dict[Shape, str]:
         """Choose libraries, and return what was measured. The first process chooses for all
@@ -210,11 +210,11 @@ class Table:
 
         Errors here do not affect a program.
         """
-        told: dict[Shape, str] = {}
+        descriptions: dict[Shape, str] = {}
         try:
             with FileLock(self._path().with_suffix(".lock"), timeout=_PATIENCE):
                 missing = [shape for shape in shapes if again or shape not in self]
-                told = self._choose(missing, float("inf") if again else SECONDS)
+                descriptions = self._choose(missing, float("inf") if again else SECONDS)
                 kept = self._kept()
                 archive.write(
                     self._path(),
@@ -224,12 +224,12 @@ class Table:
             log.engine.info(
                 "The measured times of matrix products are not stored: %s", described(error)
             )
-        return told
+        return descriptions
 
     def _choose(self, shapes: Iterable[Shape], seconds: float) -> dict[Shape, str]:
-        told, end, met = {}, time.perf_counter() + seconds, dict[tuple[str, bool], str]()
+        descriptions, end, met = {}, time.perf_counter() + seconds, dict[tuple[str, bool], str]()
         for shape in shapes:
-            kind = shape.lies, is_row(shape.rows, shape.lies)
+            kind = shape.layout, is_row(shape.rows, shape.layout)
             if time.perf_counter() < end:
                 times = times_of(shape)
                 chosen, best = _usual(shape), min(times, key=times.__getitem__)
@@ -237,12 +237,14 @@ class Table:
                     chosen = best
                 met[kind] = chosen
                 other = LOOPS if LOOPS in times else ONEDNN
-                told[shape] = f"{other} takes {times[other] / times[BLAS]:.2f} of {BLAS}'s time"
-                log.engine.debug("Matrix products %s: %s", shape, told[shape])
+                descriptions[shape] = (
+                    f"{other} takes {times[other] / times[BLAS]:.2f} of {BLAS}'s time"
+                )
+                log.engine.debug("Matrix products %s: %s", shape, descriptions[shape])
             else:  # as long as the last measurement of this kind
-                chosen, told[shape] = met.get(kind) or by_rule(shape), "not measured"
+                chosen, descriptions[shape] = met.get(kind) or by_rule(shape), "not measured"
             self._rows[str(shape)] = chosen
-        return told
+        return descriptions
 
     @staticmethod
     def _path() -> Path:
@@ -264,7 +266,7 @@ def _usual(shape: Shape) -> str:
     """Return ATen; for few rows with a prepared weight, oneDNN, whose call includes what
     follows.
     """
-    return ONEDNN if shape.lies == PREPARED and shape.rows < _MANY_ROWS else BLAS
+    return ONEDNN if shape.layout == PREPARED and shape.rows < _MANY_ROWS else BLAS
 
 
 def times_of(shape: Shape) -> dict[str, float]:
@@ -281,10 +283,10 @@ def times_of(shape: Shape) -> dict[str, float]:
 
 
 def _runs(shape: Shape) -> Mapping[str, Trial]:
-    rows, inner, columns, lies = shape
+    rows, inner, columns, layout = shape
     full = functools.partial(torch.full, fill_value=0.5, dtype=torch.float32, device="cpu")
-    a = full((rows, inner)) if lies[0] == "n" else full((inner, rows)).t()
-    b = full((inner, columns)) if lies[1] == "n" else full((columns, inner)).t()
+    a = full((rows, inner)) if layout[0] == "n" else full((inner, rows)).t()
+    b = full((inner, columns)) if layout[1] == "n" else full((columns, inner)).t()
     weights = [b.clone() for _ in range(1 if rows >= _MANY_ROWS else 1 + _UNCACHED // b.nbytes)]
     result, linear = full((rows, columns)), private.linear_pointwise
 
@@ -297,11 +299,11 @@ def _runs(shape: Shape) -> Mapping[str, Trial]:
     def packed(weight: torch.Tensor) -> object:
         return linear(a, weight, None, "none", [-1], "")
 
-    if lies == PREPARED:
+    if layout == PREPARED:
         turned = [each.contiguous() for each in weights]
         onednn = [private.reorder_linear_weight(each.t(), rows) for each in weights]
         others = {TURNED: over(blas, turned), ONEDNN: over(packed, onednn)}
-    elif is_row(rows, lies):
+    elif is_row(rows, layout):
         sums = full((columns,))
         others = {LOOPS: over(lambda weight: torch.sum(weight.t(), 1, out=sums), weights)}
     else:
@@ -347,7 +349,7 @@ _COMMON = [
 def calibrate() -> dict[Shape, str]:
     """Measure common classes, and choose again for those in the table."""
     table = Table()
-    common = (Shape(*sizes, lies) for sizes in _COMMON for lies in ("nn", "nt", "tn", PREPARED))
+    common = (Shape(*sizes, layout) for sizes in _COMMON for layout in ("nn", "nt", "tn", PREPARED))
     shapes = {*table.rows(), *(shape for shape in common if shape.work >= SMALLEST)}
-    told = table.measure(sorted(shapes), again=True)
-    return {shape: f"{table.get(shape)}; {text}" for shape, text in told.items()}
+    descriptions = table.measure(sorted(shapes), again=True)
+    return {shape: f"{table.get(shape)}; {text}" for shape, text in descriptions.items()}

@@ -185,12 +185,12 @@ def patterns(graph: fx.Graph) -> Mapping[str, Callable[..., Any]]:
     """Let torch trace its patterns, which takes 0.2 s, only if one may apply: for a softmax or a
     permutation.
     """
-    wanted = any(
+    is_needed = any(
         node.target is aten.randperm.default
         or (node.target is aten.div.Tensor and _target(node.args[0]) is aten.exp.default)
         for node in graph.nodes
     )
-    return {"lazy_init": lambda usual, *device: usual(*device) if wanted else None}
+    return {"lazy_init": lambda usual, *device: usual(*device) if is_needed else None}
 
 
 def _target(argument: Any) -> Any:

@@ -31,7 +31,7 @@ class Consumer:
     def __init__(self, source: Any, strategy: SharingStrategy, settings: LoaderSettings) -> None:
         # iterations begun; elements taken in this one, including its end
         self.iteration = self.elements = 0
-        self._first_asked = self._waited = 0.0  # seconds
+        self._first_request = self._waited = 0.0  # seconds
         self._last: Message | None = None  # the last message that was read in this iteration
         self._workers_iteration = 0  # the worker's number of the iteration that is read
         self._is_started = settings.preload
@@ -68,7 +68,7 @@ class Consumer:
         if last is None or (last.kind is MessageKind.END and last.rows):
             self._start_loading()
         else:
-            self._begin_anew()
+            self._restart()
         self._last = None
 
     def next(self) -> Any:
@@ -89,16 +89,16 @@ class Consumer:
         self._start_loading()
         if self._current:
             self._release()
-            self._tell(MessageKind.FREE)
-        asked = time.perf_counter()
+            self._send(MessageKind.FREE)
+        requested = time.perf_counter()
         message = self._message()
         arrived = time.perf_counter()
         if not self.elements:
-            self._first_asked = asked
+            self._first_request = requested
         self.elements += 1
-        self._waited += arrived - asked
+        self._waited += arrived - requested
         if message.kind is MessageKind.END:
-            text = verdict(self._waited, arrived - self._first_asked)
+            text = verdict(self._waited, arrived - self._first_request)
             log.python.debug("%d elements: %s", self.elements - 1, text)
         return message
 
@@ -112,24 +112,24 @@ class Consumer:
     def _start_loading(self) -> None:
         if not self._is_started:
             self._is_started = True
-            self._tell(MessageKind.START)
+            self._send(MessageKind.START)
 
     def _release(self) -> None:
         if self._poisons:
             ring.poison(self._current)
         self._current = []
 
-    def _begin_anew(self) -> None:
+    def _restart(self) -> None:
         self._release()
         self._is_started = True
-        self._tell(MessageKind.RESTART, self._workers_iteration)
+        self._send(MessageKind.RESTART, self._workers_iteration)
         answer = MessageKind.RESTARTED, self._workers_iteration
         while ((message := self._message()).kind, message.rows) != answer:
             if message.kind is MessageKind.GONE:
                 self._last = message
                 raise self._failed()
 
-    def _tell(self, kind: MessageKind, number: int = 0) -> None:
+    def _send(self, kind: MessageKind, number: int = 0) -> None:
         # The worker may be gone, but messages that it sent before must still be read.
         with contextlib.suppress(ConnectionError):
             self._process.channel.send(kind, rows=number)

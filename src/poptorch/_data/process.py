@@ -48,8 +48,8 @@ class Process:
     def __init__(
         self, source: Any, strategy: SharingStrategy, settings: worker.LoaderSettings
     ) -> None:
-        here = multiprocessing.current_process()
-        if here.name == _NAME and getattr(here, "_inheriting", False):
+        own_process = multiprocessing.current_process()
+        if own_process.name == _NAME and getattr(own_process, "_inheriting", False):
             os._exit(_UNGUARDED)  # silently, because the process that started this one explains it
         context = multiprocessing.get_context(_METHODS[strategy])
         forks = strategy is SharingStrategy.Fork

@@ -210,8 +210,8 @@ def common_rows(tensors: Tensors) -> int:
 
 
 def _check_inner_shapes(buffers: Tensors, tensors: Tensors) -> None:
-    wanted, given = ([(t.dim(), t.shape[1:]) for t in each] for each in (buffers, tensors))
-    if wanted != given:
+    expected, given = ([(t.dim(), t.shape[1:]) for t in each] for each in (buffers, tensors))
+    if expected != given:
         raise _other_shapes(buffers, tensors)
 
 

@@ -90,8 +90,8 @@ def permutation(samples: int, used: int, seed: int, index: int) -> torch.Tensor:
     order = _drawn(samples, seed, index)
     if index % 2 == 0 or used in (0, samples):
         return order
-    wanted = _drawn(samples, seed, index - 1)[used:]
-    free = torch.nonzero(~torch.isin(order, wanted)).flatten()[-len(wanted) :]
+    previous_order = _drawn(samples, seed, index - 1)[used:]
+    free = torch.nonzero(~torch.isin(order, previous_order)).flatten()[-len(previous_order) :]
     stays = torch.ones(samples, dtype=torch.bool)
     stays[free] = False
     return torch.cat([order[stays], order[free]])

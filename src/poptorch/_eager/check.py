@@ -56,7 +56,7 @@ def _assignment(root: nn.Module, changed: ModuleAttribute) -> str | None:
     return source.describe(inspect.getsourcefile(kind.forward) or "", first + at)
 
 
-def _others(kept: torch.Tensor) -> torch.Tensor:
+def _other_values(kept: torch.Tensor) -> torch.Tensor:
     """Return other values, if there are numbers among them."""
     value = kept.detach()
     return value * 1.5 + 0.25 if value.is_floating_point() or value.is_complex() else value
@@ -128,7 +128,7 @@ class Check:
     def _agrees_after(self, changed: Sequence[ModuleAttribute]) -> bool:
         """Return whether a run from some of the attributes that the first run left agrees."""
         kept = [place for place in self.micro.kept if place in changed]
-        left = self.attributes.with_tensors(kept, _others)
+        left = self.attributes.with_tensors(kept, _other_values)
         # Weights and buffers have their first values, as the inputs of the graph have.
         start = self.before.with_changes(changed, left).without_registered()
         try:
@@ -146,7 +146,7 @@ class Check:
         outputs = (slot.index for slot in self.micro.graph.outputs if slot.kind is Kind.LOSS)
         return plain.Loss(next(outputs, None), self.micro.marked, seed)
 
-    def run_plainly(self, listener: plain.Listener | None = None) -> plain.Results:
+    def run_in_default_modes(self, listener: plain.Listener | None = None) -> plain.Results:
         wide = any(tied.tensor.dtype == torch.float64 for tied in self.request.tensors.values())
         batch = [tensor.clone() for tensor in self.first_batch(narrow=not wide)]
         try:
@@ -179,7 +179,7 @@ class Check:
         """Compare one run; ``draws`` returns which of its random values belong to the draws of the
         graph.
         """
-        eager = self.run_plainly()
+        eager = self.run_in_default_modes()
         self.attributes = eager.attributes
         drawn = draws(self.micro.graph, eager.drawn, self.micro.drawn)
         values = self.inputs()
@@ -249,7 +249,7 @@ def _parting(comparison: Check) -> tuple[str, bool] | None:
     values = Values()
     listener = plain.Listener(values.output, values.gradient)
     try:
-        eager = comparison.run_plainly(listener)
+        eager = comparison.run_in_default_modes(listener)
         found = Found(sizes(values))
         graph = comparison.micro.graph
         drawn = counted(graph, eager.drawn, comparison.micro.drawn)

@@ -21,7 +21,7 @@ _HOOKS_OF_STATE = ("_optimizer_state_dict_", "_optimizer_load_state_dict_")
 
 
 class _NoText(Exception):  # noqa: N818 (it says what is the case)
-    """A value has no text form that says all about it."""
+    """A value has no text form that describes it completely."""
 
 
 def text_of(optimizer: torch.optim.Optimizer) -> str | None:

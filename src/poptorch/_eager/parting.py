@@ -102,4 +102,4 @@ def first_parting(eager: Values, graph: Found, rounding: float) -> tuple[str, bo
 
 
 def _lookup(values: list[_Sums], share: float) -> Callable[[_Sums], bool]:
-    return lambda wanted: any(each.is_close(wanted, share) for each in values)
+    return lambda expected: any(each.is_close(expected, share) for each in values)

@@ -20,7 +20,7 @@ from torch.nn.modules.module import register_module_forward_hook
 from torch.overrides import TorchFunctionMode
 
 from .._base import private, trees
-from .._base.threads import by_thread, only_here
+from .._base.threads import by_thread, only_in_this_thread
 from .._capture import LOSS_FUNCTIONS, OverwriteContextManager, PythonState, Request
 from .._capture.replaced import changed
 from .._ir.operators import call_draws, generator_of
@@ -76,7 +76,7 @@ def run(
     with random_states():
         drawn = EagerDraws(before.generators)
         with (
-            _put_back(writes, drawn),
+            _restoring(writes, drawn),
             before.once_more(),
             gradients_of(parameters),
             running_plainly(marked),
@@ -84,7 +84,7 @@ def run(
             torch.inference_mode(False),
             torch.set_grad_enabled(request.training),
             around_user_code(request.casts),
-            _told(request.module, listener),
+            _notifying(request.module, listener),
             _marking(marked) if loss is not None and loss.marked is not None else _nothing(),
             _watching()(writes, drawn),
             OverwriteContextManager.active(),
@@ -126,7 +126,7 @@ def _replaced(
 
 
 @contextlib.contextmanager
-def _put_back(writes: NoticedWrites, drawn: EagerDraws) -> Iterator[None]:
+def _restoring(writes: NoticedWrites, drawn: EagerDraws) -> Iterator[None]:
     try:
         yield
     finally:
@@ -157,7 +157,7 @@ def _nothing() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _told(root: nn.Module, listener: Listener | None) -> Iterator[None]:
+def _notifying(root: nn.Module, listener: Listener | None) -> Iterator[None]:
     if listener is None:
         yield
         return
@@ -171,7 +171,7 @@ def _told(root: nn.Module, listener: Listener | None) -> Iterator[None]:
                 hook = functools.partial(listener.gradient, str(path))
                 value.register_hook(hook)  # type: ignore[no-untyped-call]
 
-    with register_module_forward_hook(only_here(left)):
+    with register_module_forward_hook(only_in_this_thread(left)):
         yield
 
 

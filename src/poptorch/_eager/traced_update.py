@@ -146,7 +146,7 @@ class _Comparison:
         gradients = [{slot.path: drawn(slot) for slot in self.slots} for _ in range(_UPDATES)]
         return _Draw(weights, gradients)
 
-    def _compared(self, own: Tensors, expected: _Twin, near: Tensors) -> list[Difference]:
+    def _compared(self, own: Tensors, expected: _EagerCopy, near: Tensors) -> list[Difference]:
         found = []
         for name, key, theirs in self._pairs(expected):
             mine = own[key]
@@ -160,7 +160,7 @@ class _Comparison:
     def _coarsest(self) -> torch.dtype:
         return min((slot.dtype for slot in self.slots), key=_digits)
 
-    def _pairs(self, expected: _Twin) -> Iterator[tuple[str, str, torch.Tensor]]:
+    def _pairs(self, expected: _EagerCopy) -> Iterator[tuple[str, str, torch.Tensor]]:
         for slot in self.slots:
             yield f"'{slot.path}' after {_UPDATES} updates", slot.key, expected.weights[slot.path]
         assert self.spec.own is not None
@@ -173,14 +173,14 @@ class _Comparison:
                 )
                 yield f"'{kept.leaf.name}' of '{kept.owner}'", kept.slot.key, theirs
 
-    def _in_eager(self, drawn: _Draw) -> _Twin:
+    def _in_eager(self, drawn: _Draw) -> _EagerCopy:
         assert self.spec.own is not None
-        twin = _Twin(self.optimizer, self.hosts, self.state)
+        eager_copy = _EagerCopy(self.optimizer, self.hosts, self.state)
         try:
-            twin.run(drawn.weights, drawn.gradients, self.spec.own.first_views)
+            eager_copy.run(drawn.weights, drawn.gradients, self.spec.own.first_views)
         except Exception as error:
             raise NotCompared(f"eager PyTorch raises {described(error)}") from error
-        return twin
+        return eager_copy
 
     def _by_program(self, drawn: _Draw) -> Tensors:
         lowered = _update.lower(self.spec, self.slots)
@@ -230,7 +230,7 @@ def _digits(dtype: torch.dtype) -> float:
     return -torch.finfo(dtype).eps
 
 
-class _Twin:
+class _EagerCopy:
     """A copy of the user's optimizer over the user's own parameters, which it updates temporarily.
 
     Code may distinguish parameters by their identity, or reach them through the model.

@@ -119,7 +119,7 @@ def _share(value: torch.Tensor) -> float:
 
 
 def _is_as_exact(mine: torch.Tensor, theirs: torch.Tensor, exact: torch.Tensor) -> bool:
-    """Return whether each element is as close to the value in double precision as eager's is.
+    """Return whether each element is as close to the exact value as in eager PyTorch.
 
     In half precision, squares of small gradients are zero in eager PyTorch, and the quotients of
     Adam are then many times too large. The program divides before it rounds.
@@ -147,20 +147,20 @@ def _in_eager(
     """Return the weight and its state after steps of the user's optimizer, by description."""
     weight = nn.Parameter(value)
     kind = type(eager.optimizer)
-    twin: Any = kind.__new__(kind)
-    twin.__dict__.update(vars(eager.optimizer))
-    twin.__dict__.pop("step", None)  # a scheduler's wrapper
-    twin.__dict__.update({name: OrderedDict() for name in _HOOKS})
-    twin.param_groups = [{**eager.optimizer.param_groups[group], "params": [weight]}]
-    twin.state = defaultdict(dict)
+    eager_copy: Any = kind.__new__(kind)
+    eager_copy.__dict__.update(vars(eager.optimizer))
+    eager_copy.__dict__.pop("step", None)  # a scheduler's wrapper
+    eager_copy.__dict__.update({name: OrderedDict() for name in _HOOKS})
+    eager_copy.param_groups = [{**eager.optimizer.param_groups[group], "params": [weight]}]
+    eager_copy.state = defaultdict(dict)
     if kept:
-        twin.state[weight] = copy.deepcopy(dict(kept))
+        eager_copy.state[weight] = copy.deepcopy(dict(kept))
     with torch.enable_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for gradient in gradients:
             weight.grad = gradient.clone()
-            twin.step()
-    state = ((name, twin.state[weight].get(name)) for name in eager.names.values())
+            eager_copy.step()
+    state = ((name, eager_copy.state[weight].get(name)) for name in eager.names.values())
     return {_after_updates(slot): weight.detach()} | {
         _of_weight(name, slot): each for name, each in state if isinstance(each, torch.Tensor)
     }

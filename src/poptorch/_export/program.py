@@ -123,17 +123,17 @@ class _File:
         placeholders = zip(module.graph.find_nodes(op="placeholder"), graph.inputs, strict=True)
         known = {node: name for node, slot in placeholders if (name := self._argument(slot))}
         (output,) = module.graph.find_nodes(op="output")
-        wanted = [
+        requested = [
             (self._results[slot.key], node)
             for slot, node in zip(returned(graph), output.args[0], strict=True)
             if slot.key in self._results
         ]
         joined = graph.name == "step"
         late = _late(nodes) if joined else set(nodes) if graph.name == "update" else set()
-        named = {node: name for name, node in wanted if node.op == "call_function"}
+        named = {node: name for name, node in requested if node.op == "call_function"}
         printer = Printer(nodes, known, named, late, self._constants)
         statements = list(printer.statements())
-        gives = {name: printer.text(node) for name, node in wanted}
+        gives = {name: printer.text(node) for name, node in requested}
         is_random = any(map(draws, nodes))
         if not joined:
             name = {"micro": "forward_backward"}.get(graph.name, graph.name)
@@ -197,8 +197,8 @@ class _File:
         parts = [*self._lists(), *helpers.sources(used), *parts, self._load(state)]
         parts.append(self._main([*self._results.values()]))
         code = "\n\n\n".join(parts)
-        apart = "\n" * (3 if code.startswith("def") else 2)
-        return f"{self._heading(state, code)}{apart}{code}\n"
+        separator = "\n" * (3 if code.startswith("def") else 2)
+        return f"{self._heading(state, code)}{separator}{code}\n"
 
     def _lists(self) -> list[str]:
         lines: list[str] = []
@@ -216,8 +216,8 @@ class _File:
         title = f"{self._title} as plain PyTorch, written by poptorch {VERSION}"
         first = f"{title}. ``step`` makes one call:"
         printed = [_wrapped(line.rstrip()) for line in str(self._program).splitlines()]
-        said = quoting.in_docstring("\n".join([first, "", *printed, "", taken]))
-        lines += [f'"""{said}', '"""', ""]
+        docstring = quoting.in_docstring("\n".join([first, "", *printed, "", taken]))
+        lines += [f'"""{docstring}', '"""', ""]
         standard = [n for n in ("hashlib", "itertools", "json", "math") if f"{n}." in code]
         lines += [*(f"import {name}" for name in standard), "from pathlib import Path"]
         lines += ["", "import torch"]

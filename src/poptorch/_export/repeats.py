@@ -250,8 +250,8 @@ class Body:
         name = name if self._named[name] == 1 else f"{name}_{self._named[name]}"
         takes = ", ".join([*(["at"] if path else []), *dicts, *inputs, *of_lists])
         which = re.sub(r"\d+", "*", path)
-        said = [f'    """Run one of ``{which}``; ``at`` is its name."""'] if path else []
-        self._functions.append([*laid_out(f"def {name}({takes}):", 0), *said, *body.lines])
+        docstring = [f'    """Run one of ``{which}``; ``at`` is its name."""'] if path else []
+        self._functions.append([*laid_out(f"def {name}({takes}):", 0), *docstring, *body.lines])
         for run, names in enumerate(fold.names):
             called = module_name(fold.paths[run]) if path else f"repeated_{run}"
             arguments = [f'"{fold.paths[run]}"'] if path else []

@@ -59,14 +59,14 @@ class ValueNames:
         more = ("aten", "F", "torch", "at", "name", "sum", "float", "generators", "random")
         self._taken = {*taken, *DICTS, *HELPERS, *more, *keyword.kwlist}
 
-    def new(self, wanted: str) -> str:
-        wanted = identifier(wanted.lower()).strip("_") or "value"
-        wanted = wanted if wanted.isidentifier() else f"x{wanted}"
-        if wanted.startswith("update_") or re.search(r"_(for|back)ward(_\d+)?$", wanted):
-            wanted = f"the_{wanted}_"  # names of functions look like this
-        name, number = wanted, 2
+    def new(self, proposed: str) -> str:
+        proposed = identifier(proposed.lower()).strip("_") or "value"
+        proposed = proposed if proposed.isidentifier() else f"x{proposed}"
+        if proposed.startswith("update_") or re.search(r"_(for|back)ward(_\d+)?$", proposed):
+            proposed = f"the_{proposed}_"  # names of functions look like this
+        name, number = proposed, 2
         while name in self._taken:
-            name, number = f"{wanted}_{number}", number + 1
+            name, number = f"{proposed}_{number}", number + 1
         self._taken.add(name)
         return name
 

@@ -164,16 +164,18 @@ class Adviser(NamedTuple):
             other.append(_proportion(_share(spec) / 2, len(before.chips)))
         if not spec.training:
             return [], _moved("weight", where.weight.on_chip, False), other
-        again = [] if spec.recompute else [_recomputation(True)]
+        recomputation = [] if spec.recompute else [_recomputation(True)]
         does = spec.recompute or (spec.recompute is None and len(before.chips) > 1)
         if does and self.checkpoints() > 1:
             text = "# poptorch.recomputationCheckpoint at every {}. place only, in the model"
-            again += [Change(text.format(every), {"checkpoints": every}) for every in (2, 4)]
+            recomputation += [
+                Change(text.format(every), {"checkpoints": every}) for every in (2, 4)
+            ]
         shared = spec.loops.all_replicas > 1 and not where.optimizer.sharded
         made = _moved("optimizer", where.optimizer.on_chip, shared)
         made += _moved("activation", where.activation.on_chip, False)
         made += _moved("accumulator", where.accumulator.on_chip, False)
-        return again, made, other
+        return recomputation, made, other
 
     def _joined(self, singles: list[Tried]) -> list[Tried]:
         made: list[Tried] = []

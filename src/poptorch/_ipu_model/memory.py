@@ -215,10 +215,12 @@ class _Accountant:
 
     def _state(self, chip: int) -> dict[str, float]:
         homes = self._staged.homes
-        here = [self._slots[key] for key in homes if chip in homes[key] and key in self._slots]
+        slots_on_chip = [
+            self._slots[key] for key in homes if chip in homes[key] and key in self._slots
+        ]
         return {
             slot.key: slot_bytes(slot) / self._subject.shares(slot)
-            for slot in here
+            for slot in slots_on_chip
             if not self._subject.is_off_chip(slot)
         }
 

@@ -52,7 +52,7 @@ def html(profile: Profile, before: Profile | None = None) -> str:
             settled=settled(measured) if measured.get("first") else None,
             directions=_DIRECTIONS, ms=1e3 / priced["clock"],
             whole=whole_cycles(priced), operators=folded(priced["operators"])[:_MOST_ROWS],
-            operators_here=_operators_here(profile), passes=list(_passes(priced)),
+            operators_here=_measured_operators(profile), passes=list(_passes(priced)),
             bound=[(name, f"{share:.0%}", share) for name, share in priced["bound"].items()],
             shares={name: f"{share:.0%}" for name, share in priced["bound"].items() if share},
             chips=_chips(profile), trace=_trace(profile), calls=_calls(measured.get("first", ())),
@@ -61,7 +61,7 @@ def html(profile: Profile, before: Profile | None = None) -> str:
         raise LookupError(str(error)) from None
 
 
-def _operators_here(profile: Profile) -> list[tuple[Mapping[str, Any], float | str]]:
+def _measured_operators(profile: Profile) -> list[tuple[Mapping[str, Any], float | str]]:
     """Return the operators that ran here, and their estimated milliseconds on IPUs."""
     modelled: dict[tuple[str, str, str], float] = defaultdict(float)
     for each in profile["estimated"]["operators"]:

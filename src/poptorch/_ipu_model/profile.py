@@ -232,12 +232,12 @@ def _measured(profile: Profile) -> Iterator[Part]:
     measured = profile["measured"]
     each = f", {time_text(settled(measured))} each (median)" if measured.get("first") else ""
     yield f"{profile['name']}, measured here: {measured['calls']} calls{each}, {measured['tier']}"
-    here = [
+    measured_rows = [
         [o["name"], o["module"], o["direction"], str(o["count"]), f"{o['seconds'] * 1e3:.3g}"]
         for o in measured.get("operators", ())[:10]
     ]
-    if here:
-        yield [["operator (here)", "module", "direction", "count", "ms in a call"], *here]
+    if measured_rows:
+        yield [["operator (here)", "module", "direction", "count", "ms in a call"], *measured_rows]
     yield (
         "The following is an estimate for IPUs. Nothing of it was run, because this "
         "machine has no IPUs:"

@@ -57,8 +57,8 @@ def fitting(
                 f"The model does not fit {chips} IPUs", got=str(culprit),
                 fix="use more IPUs or smaller micro-batches; poptorch.estimate gives advice",
             ) from error  # fmt: skip
-        again = recomputed(cut) if spec.training and spec.recompute else cut
-        priced = estimate(again, spec, system, guesses=False)
+        recomputed_graph = recomputed(cut) if spec.training and spec.recompute else cut
+        priced = estimate(recomputed_graph, spec, system, guesses=False)
         if priced.fits:
             return made
         culprit = priced.culprit

@@ -41,12 +41,12 @@ def named(cost: Cost) -> dict[str, float]:
 
 
 def simulate(subject: Subject) -> Timeline:
-    there: set[tuple[int, str]] = set()
-    prices = {each: _price(each, subject, there) for each in subject.staged.graphs}
+    transferred: set[tuple[int, str]] = set()
+    prices = {each: _price(each, subject, transferred) for each in subject.staged.graphs}
     return _Clock(subject, prices).run()
 
 
-def _price(stage_pass: StagePass, subject: Subject, there: set[tuple[int, str]]) -> PassPrice:
+def _price(stage_pass: StagePass, subject: Subject, transferred: set[tuple[int, str]]) -> PassPrice:
     """Return the cost of a pass. Data from the host that chips have already is ``there``, and is
     not read again.
     """
@@ -55,8 +55,8 @@ def _price(stage_pass: StagePass, subject: Subject, there: set[tuple[int, str]])
     if not subject.spec.target.synthetic_data:
         chip = subject.staged.workload.chip_of(stage_pass)
         read = {(chip, s.key): slot_bytes(s) for s in graph.inputs if s.kind is Kind.BATCH}
-        from_host = sum(size for name, size in read.items() if name not in there)
-        there.update(read)
+        from_host = sum(size for name, size in read.items() if name not in transferred)
+        transferred.update(read)
         to_host = sum(
             slot_bytes(slot) * subject.emit.count(slot.key, loops) / loops.micro_batches
             for slot in graph.outputs

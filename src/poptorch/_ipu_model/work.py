@@ -236,9 +236,9 @@ def _convolution_backward(
     of_data = {"taps": math.prod(weight[2:]), "left": math.prod(grad)}
     data_gradient = _product(data_gradient_sizes(node), size, half, share, **of_data)
     weight_gradient = _product(weight_gradient_sizes(node), size, half, share)
-    wanted = node.args[10]
-    assert isinstance(wanted, list | tuple)
-    both = zip(wanted, (data_gradient, weight_gradient), strict=False)
+    output_mask = node.args[10]
+    assert isinstance(output_mask, list | tuple)
+    both = zip(output_mask, (data_gradient, weight_gradient), strict=False)
     return tuple(product for needed, product in both if needed)
 
 

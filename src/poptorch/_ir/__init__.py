@@ -1,0 +1,1 @@
+"""Define the values that rooms exchange, their rules and their text forms."""

@@ -59,7 +59,7 @@ def _encode_node(node: fx.Node, module: fx.GraphModule, numbers: dict[fx.Node, i
     if node.op == "get_attr":
         inner = getattr(module, str(node.target))
         if not isinstance(inner, fx.GraphModule):
-            raise TypeError(f"attribute {node.target} is no graph")
+            raise TypeError(f"attribute {node.target} is not a graph")
         return {**data, "target": node.target, "module": encode_nodes(inner)}
     data["args"] = json_codec.encode(node.args, number)
     if node.kwargs:

@@ -50,7 +50,7 @@ class OwnParam:
     shape: tuple[int, ...]
     dtype: torch.dtype
     attributes: Mapping[str, Any]
-    identity: int = 0  # of the user's tensor; 0 where this stands for several
+    identity: int = 0  # of the user's tensor; 0 if this represents several tensors
 
 
 @dataclass(frozen=True)

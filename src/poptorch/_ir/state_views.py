@@ -79,6 +79,6 @@ def _view(place: Place, root: Tensor, part: Tensor) -> View | None:
 
 
 def _reach(tensor: Tensor) -> int:
-    """Return how many elements lie between the first and the last one, and these."""
+    """Return the number of elements from the first to the last one, inclusive."""
     sizes = zip(tensor.shape, tensor.stride(), strict=True)
     return 1 + sum((size - 1) * stride for size, stride in sizes)

@@ -1,4 +1,4 @@
-"""Symbolic sizes: one graph for all sizes of some dimensions of its inputs.
+"""Define symbolic sizes, with which one graph serves all sizes of some dimensions of its inputs.
 
 A slot of such an input names its symbolic dimensions. The graph reads their sizes with ``sym_size``
 operators and computes with them, so it runs with any sizes that satisfy its conditions: these are
@@ -226,7 +226,7 @@ class Symbols:
 @functools.cache
 def _source_class() -> Any:
     class Origin(private.Source):  # type: ignore[misc]
-        """Where a symbol comes from. Torch wants to know its name only."""
+        """Where a symbol comes from. Torch needs only its name."""
 
         def __init__(self, name: str) -> None:
             self.own_name = name
@@ -255,7 +255,7 @@ def settle(module: fx.GraphModule, inputs: Sequence[Slot], symbols: Symbols) -> 
         conditions = propagate(module, inputs, sizes, ties) | recorded | _conditions_of(ties)
         if conditions.hold(sizes) and _is_distinct(module.graph):
             return conditions
-    raise NotSymbolic(f"no sizes can stand for others under the conditions {recorded}")
+    raise NotSymbolic(f"no example sizes were found that satisfy only the conditions {recorded}")
 
 
 def _drop_whole_slices(graph: fx.Graph) -> None:
@@ -371,7 +371,7 @@ def hint(size: Any) -> int:
 
 
 def same_sizes(one: Sequence[Any], two: Sequence[Any]) -> bool:
-    """Compare sizes or strides that may be symbolic, without recording that somebody did."""
+    """Compare sizes or strides that may be symbolic, without recording the comparison."""
     return [*map(_expression, one)] == [*map(_expression, two)]
 
 

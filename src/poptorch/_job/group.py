@@ -60,7 +60,10 @@ def join(index: int, count: int, patience: float) -> ProcessGroup:
                 f"process {index} of {count}; the process already joined the job as "
                 f"{_group.index} of {_group.count}"
             ),
-            fix="use the same Distributed.configureProcessId for all options of a script",
+            fix=(
+                "pass the same arguments to options.Distributed.configureProcessId for all options "
+                "of a script"
+            ),
         )
     return _group
 
@@ -321,7 +324,7 @@ class ProcessGroup:
                     self._pending = True
                     raise self._loss(loss, what)
                 slow = ", ".join(map(str, self._heartbeat.slow() if whom is None else [whom]))
-                impatience.say(f"process {slow}" if slow else "", f"exchange {what}")
+                impatience.warn(f"process {slow}" if slow else "", f"exchange {what}")
 
     def _is_done(self, work: Any, what: str) -> bool:
         try:

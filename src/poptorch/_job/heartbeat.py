@@ -49,9 +49,9 @@ class Heartbeat:
         # of the others, and since when they are unchanged
         self._beats: dict[int, tuple[Beat, float]] = {}
         self._all_there = False
-        self._gone = ""  # why the store cannot be reached any more
+        self._lost_because = ""  # why the store cannot be reached any more
         self._over = False
-        self._wake, self._told = threading.Event(), threading.Event()
+        self._wake, self._last_was_sent = threading.Event(), threading.Event()
         # A daemon thread, because a store on a machine that hangs would block it forever.
         self._thread = threading.Thread(target=self._go_on, name="poptorch heartbeat", daemon=True)
         self._thread.start()
@@ -69,13 +69,13 @@ class Heartbeat:
                 self._store.set(f"heartbeat/{self._index}", json.dumps(beat))
                 self._answered = time.monotonic()
                 if last is not None and last is self._last:
-                    self._told.set()
+                    self._last_was_sent.set()
                 self._wake.wait(INTERVAL)
         except RuntimeError as error:  # torch's network errors
             log.python.debug("Heartbeats cannot be sent: %s", error)
             ours = isinstance(error, Error)
-            self._gone = error.args[0] if ours else "the connection to it is closed"
-            self._told.set()
+            self._lost_because = error.args[0] if ours else "the connection to it is closed"
+            self._last_was_sent.set()
 
     def _next(self) -> Beat:
         self._count += 1
@@ -104,11 +104,11 @@ class Heartbeat:
         self._waiting_since = time.monotonic()
 
     def stop(self, why: str, cause: LostProcess | None) -> None:
-        self._told.clear()
+        self._last_was_sent.clear()
         self._last = {"ended": why, "cause": cause}
         self._wake.set()
-        if not self._gone:
-            self._told.wait(SILENT)
+        if not self._lost_because:
+            self._last_was_sent.wait(SILENT)
 
     def end(self) -> None:
         """End the thread. At exit, Python would abort the process if the thread is inside torch's
@@ -122,7 +122,7 @@ class Heartbeat:
         """Wait until others have finished with the store, which ends with this process."""
         began = time.monotonic()
         end = began + 2 * SILENT
-        while self._index == self._owner and not self._gone and time.monotonic() < end:
+        while self._index == self._owner and not self._lost_because and time.monotonic() < end:
             waiting = {other for other in self._others if not self._has_noticed(other)}
             if waiting.issubset(self._silent(SILENT, began)):
                 break
@@ -142,13 +142,13 @@ class Heartbeat:
                 return LostProcess(
                     other, (f"it is at another point of the program: it exchanges {beat['what']}")
                 )
-            without = bool(self._gone) and other == self._owner
+            without = bool(self._lost_because) and other == self._owner
             has_left = beat.get("done", 0) < self.doing[0] or without
             if "ended" in beat and has_left:
                 cause = beat["cause"]
                 return LostProcess(other, beat["ended"]) if cause is None else LostProcess(*cause)
-        if self._gone:
-            return self._without_store(self._gone)
+        if self._lost_because:
+            return self._without_store(self._lost_because)
         no_sign = f"no sign of life for {self._patience:.0f} s"
         answered = max(self._answered, self._waiting_since)
         if time.monotonic() - answered > self._patience:

@@ -90,11 +90,11 @@ def _opened(name: str, like: torch.Tensor) -> torch.Tensor:
     path, _, called = name.partition(" ")
     if not (_PATH.fullmatch(path) and _CALLED.fullmatch(called)):
         raise FileNotFoundError(f"{name!r} names no region of a job")
-    _look(path, called)  # before it is opened, because opening a device may have effects
+    _check_file(path, called)  # before it is opened, because opening a device may have effects
     descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         opened, status = f"/proc/self/fd/{descriptor}", os.fstat(descriptor)
-        _look(opened, called)
+        _check_file(opened, called)
         if status.st_nlink or status.st_uid != os.getuid() or status.st_size != like.nbytes:
             raise FileNotFoundError(f"{name!r} is not a region of this user and of this size")
         return torch.from_file(opened, shared=True, size=like.numel(), dtype=like.dtype)
@@ -102,7 +102,7 @@ def _opened(name: str, like: torch.Tensor) -> torch.Tensor:
         os.close(descriptor)
 
 
-def _look(path: str, called: str) -> None:
+def _check_file(path: str, called: str) -> None:
     """Refuse other files, because processes in other containers may have the same numbers."""
     if os.readlink(path) != f"/memfd:{called} (deleted)":
         raise FileNotFoundError(f"{path} is not the region {called}")

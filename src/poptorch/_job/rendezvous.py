@@ -182,7 +182,7 @@ class Impatience:
         self._index = index
         self._began, self._limit = time.monotonic(), IMPATIENT
 
-    def say(self, whom: str, why: str) -> None:
+    def warn(self, whom: str, why: str) -> None:
         waited = time.monotonic() - self._began
         if waited > self._limit and whom:
             self._limit *= 2
@@ -232,7 +232,7 @@ def open_store(index: int, count: int, timeout: datetime.timedelta) -> Meeting:
         while not making.done():
             interrupts.check()
             concurrent.futures.wait([making], 0.2)
-            impatience.say("the other processes", "begin the job")
+            impatience.warn("the other processes", "begin the job")
         inner = dist.PrefixStore(NAMESPACE, making.result())
         name = meet(_signed(inner, key, NAMESPACE), index, count, timeout)
         inner = dist.PrefixStore(name, inner)
@@ -260,8 +260,8 @@ def open_store(index: int, count: int, timeout: datetime.timedelta) -> Meeting:
 
 
 def _on_one_machine(where: Endpoint, count: int) -> bool:
-    here = membership()
-    return where.address in LOOPBACK or count == here.count == here.local_count
+    member = membership()
+    return where.address in LOOPBACK or count == member.count == member.local_count
 
 
 def _meet_in_a_folder(
@@ -340,7 +340,7 @@ def meet(store: Any, index: int, count: int, timeout: datetime.timedelta) -> str
             if index == 0:
                 store.set(_accepted(name, 0), "")  # from now on the name is valid
             return name
-        impatience.say(_missing(store, index, count, name), "begin the job")
+        impatience.warn(_missing(store, index, count, name), "begin the job")
         time.sleep(_POLL)
     missing = _missing(store, index, count, name)
     raise Error(

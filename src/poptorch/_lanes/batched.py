@@ -366,7 +366,7 @@ def _mask_in_rows(call: BatchedCall) -> Any:
     return mask.reshape(-1, *mask.shape[2:])
 
 
-def _lstm_weights_apart(call: BatchedCall) -> Any:
+def _separate_lstm_weights(call: BatchedCall) -> Any:
     if not call.shared(4, 5, 6, 7):
         return NotImplemented
     raise NotVectorisable("it adds up the gradients of its weights over micro-batches")
@@ -391,7 +391,7 @@ RULES: dict[Any, Rule] = {
     aten._scaled_dot_product_flash_attention_for_cpu_backward.default: _attention(6),
     exchanges.exchange: lambda call: exchanges.over_lanes(call.lanes(0), *call.args[1:]),
     lstm_layer: Rows((0, 5, 6), (1, 2, 3, 4), (3,), dim=1),
-    lstm_layer_backward: _lstm_weights_apart,
+    lstm_layer_backward: _separate_lstm_weights,
 }  # fmt: skip
 # Gradients of weights are sums over rows, and therefore over lanes.
 FOLDED: dict[Any, Rows] = {

@@ -227,7 +227,7 @@ def before_each(old: torch.Tensor, form: Affine, lanes: Lanes) -> torch.Tensor:
     """Return what each lane reads, with lanes in front."""
     factor, term = (_in_steps(part, lanes) for part in form)
     if isinstance(factor, torch.Tensor):
-        raise NotVectorisable("what it was before has a factor that differs between micro-batches")
+        raise NotVectorisable("the factor of its earlier value differs between micro-batches")
     shape = (lanes.steps, *old.shape)
     seen = _seen(old, factor, term, shape)
     return seen.to(old.dtype).expand(shape).reshape(-1, *old.shape[1:])

@@ -28,11 +28,11 @@ class Demand:
         self.graph, self.slots = graph, graph.arguments
         self.chains = self._find_chains()
         self.varying = self._find_varying(lanes)
-        self.wanted: set[fx.Node] = set()  # needed with lanes
+        self.with_lanes: set[fx.Node] = set()  # needed with lanes
         self.summed: set[fx.Node] = set()
         self.unfolded: set[fx.Node] = set()  # gradients of weights are needed for each lane
         self._pushed: dict[fx.Node, bool] = {}
-        self._find_wanted()
+        self._find_nodes_with_lanes()
 
     def varies(self, node: fx.Node) -> bool:
         return node in self.varying
@@ -57,30 +57,30 @@ class Demand:
                 found.add(node)
         return found
 
-    def _find_wanted(self) -> None:
+    def _find_nodes_with_lanes(self) -> None:
         for slot, node in self.graph.results:
             if slot.kind is Kind.GRADIENT:
                 self.summed.add(node)
             elif slot.kind in RESULTS:
-                self.wanted.add(node)
-        self.wanted.update(filter(acts, self.graph.operators))
+                self.with_lanes.add(node)
+        self.with_lanes.update(filter(acts, self.graph.operators))
         for chain in self.chains.values():
-            self.wanted.update(chain.operands())
+            self.with_lanes.update(chain.operands())
         for node in reversed(self.graph.operators):
             if node not in self.varying:
                 continue
-            if node in self.summed and node not in self.wanted and not self.pushes(node):
-                self.wanted.add(node)
-            if node in self.wanted:
+            if node in self.summed and node not in self.with_lanes and not self.pushes(node):
+                self.with_lanes.add(node)
+            if node in self.with_lanes:
                 if totals.sum_of(node, self.varies):
                     self.unfolded.add(node.all_input_nodes[0])
-                self.wanted.update(reads(node))
+                self.with_lanes.update(reads(node))
             elif node in self.summed:
-                self._want_sum(node)
+                self._add_sum(node)
 
-    def _want_sum(self, node: fx.Node) -> None:
+    def _add_sum(self, node: fx.Node) -> None:
         if totals.sum_of(node, self.varies) or totals.contraction(node, self.varies):
-            self.wanted.update(reads(node))
+            self.with_lanes.update(reads(node))
         else:
             self.summed.update(totals.linear_in(node, self.varies))
 

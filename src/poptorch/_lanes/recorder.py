@@ -102,8 +102,10 @@ class GraphRecorder:
             return self._made[key]
         value = self._made[key]
         if isinstance(value, list | tuple):
-            return type(value)(v if v is None else self._again(self.node_of(v)) for v in value)
-        return self._again(self.node_of(value))
+            return type(value)(
+                v if v is None else self._another_tensor(self.node_of(v)) for v in value
+            )
+        return self._another_tensor(self.node_of(value))
 
     def _permuted(self, func: Any, args: tuple[Any, ...]) -> torch.Tensor:
         """Drop two permutations that undo each other."""
@@ -111,7 +113,7 @@ class GraphRecorder:
         base, before = self._orders.get(node, (node, tuple(range(args[0].dim()))))
         order = tuple(before[dim] for dim in ORDERS[func](*args))
         if order == tuple(range(len(order))):
-            return self._again(base)
+            return self._another_tensor(base)
         value = self._once((base, order), lambda: self.call(func, args, {}, func(*args)))
         self._orders[self.node_of(value)] = base, order
         return value  # type: ignore[no-any-return]
@@ -126,12 +128,12 @@ class GraphRecorder:
         if not (base.is_contiguous() and result.is_contiguous()):
             base, node = value, self.node_of(value)
         if same_sizes(base.shape, result.shape):
-            return self._again(node)
+            return self._another_tensor(node)
         size = list(result.shape)
         key = (aten.view.default, node, repr(with_tensors(self._argument, size, SIZES)))
         return self._once(key, lambda: self.call(func, (base, size), {}, result))  # type: ignore[no-any-return]
 
-    def _again(self, node: fx.Node) -> torch.Tensor:
+    def _another_tensor(self, node: fx.Node) -> torch.Tensor:
         """Return another tensor for the same node, because a view is not the object that
         it shows.
         """

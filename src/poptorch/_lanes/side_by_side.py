@@ -104,7 +104,7 @@ class _Vectorizer:
             for node in self._source.module.graph.nodes:
                 if node.op in ("placeholder", "output"):
                     continue
-                if node in self._demand.wanted or node not in self._demand.varying:
+                if node in self._demand.with_lanes or node not in self._demand.varying:
                     self._value(node)
                 elif node in self._demand.summed:
                     self._total(node)
@@ -213,15 +213,15 @@ class _Vectorizer:
             if after == own[:count]:
                 break
             own[:count] = after
-        again = self._part(test[0], own, [False])
-        if not Demand(again, self._lanes).varying.isdisjoint(again.returned):
+        condition = self._part(test[0], own, [False])
+        if not Demand(condition, self._lanes).varying.isdisjoint(condition.returned):
             raise NotVectorisable("its lanes would end at different times")
         values = [
             self._in_lanes(each) if varies else self._value(each)
             for each, varies in zip(inputs, own, strict=True)
         ]
         values[:count] = [value.clone() for value in values[:count]]
-        parts = [self._added(at, part) for at, part in ((test[0], again), (body[0], step))]
+        parts = [self._added(at, part) for at, part in ((test[0], condition), (body[0], step))]
         args = (*parts, tuple(values[:count]), tuple(values[count:]))
         results = tuple(map(torch.empty_like, values[:count]))
         found = self._recorder.call(node.target, args, {}, results)
@@ -332,7 +332,7 @@ class _Vectorizer:
         dtype = sum_dtype(node.meta["val"].dtype)
         if node not in self._demand.varying:
             return self._value(node).to(dtype) * self._count
-        if node in self._demand.wanted or not self._demand.pushes(node):
+        if node in self._demand.with_lanes or not self._demand.pushes(node):
             return self._value(node).sum(0, dtype=dtype)
         if totals.sum_of(node, self._demand.varies):
             source, at = node.all_input_nodes[0], node.args[1]

@@ -1,4 +1,4 @@
-"""Nodes that compute symbolic sizes while a graph of several micro-batches is recorded."""
+"""Create nodes for symbolic sizes while a graph of several micro-batches is recorded."""
 
 from __future__ import annotations
 

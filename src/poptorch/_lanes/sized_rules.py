@@ -1,4 +1,4 @@
-"""Rules for operators over lanes of symbolic sizes, where those of ``vmap`` ask for numbers."""
+"""Define rules for lanes with symbolic sizes where the rules of ``vmap`` need numbers."""
 
 from __future__ import annotations
 

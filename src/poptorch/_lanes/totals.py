@@ -45,10 +45,10 @@ def divided(call: BatchedCall, entry: Rows) -> tuple[BatchedCall, BatchedCall] |
     """
     if not _sums_in_half(call.node, entry):
         return None
-    *rest, wanted = call.args
+    *rest, output_mask = call.args
     rows, sums = copy.copy(call), call.widened()
-    rows.args = (*rest, [own and at not in entry.whole for at, own in enumerate(wanted)])
-    sums.args = (*sums.args[:-1], [own and at in entry.whole for at, own in enumerate(wanted)])
+    rows.args = (*rest, [own and at not in entry.whole for at, own in enumerate(output_mask)])
+    sums.args = (*sums.args[:-1], [own and at in entry.whole for at, own in enumerate(output_mask)])
     return rows, sums
 
 

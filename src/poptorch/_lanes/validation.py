@@ -1,4 +1,4 @@
-"""Compare a graph of several micro-batches with the graph of one, run for one after another."""
+"""Compare a graph of several micro-batches with the graph of one, which is run for each of them."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ class _Commenting:
         ):
             return True
         around = [each for each in self._script.around(own) if isinstance(each, cst.Call)]
-        return any(self._goes(call) for call in around) or any(
+        return any(self._is_removed(call) for call in around) or any(
             isinstance(each, cst.Annotation) for each in self._script.around(node)
         )
 
@@ -146,7 +146,7 @@ class _Commenting:
         assigned = list(self._assigned(self._script.parents[holder]))
         return bool(assigned) and not any(map(self._reads, assigned))
 
-    def _goes(self, call: cst.Call) -> bool:
+    def _is_removed(self, call: cst.Call) -> bool:
         row = meaning(self._script.called(call))
         return row is not None and row.goes
 
@@ -159,7 +159,7 @@ class _Commenting:
                 for use in self._reads(assignment):
                     news |= self._add(use, f"{name}: {_UNSET}")
         for target in self._containers():
-            if self._is_filled_by_what_goes(target):
+            if self._is_filled_by_removed_code(target):
                 for use in self._reads(self._script.assignments(target)[0]):
                     news |= self._add(use, f"{target.value}: {_UNSET}")
         return news
@@ -173,11 +173,11 @@ class _Commenting:
             return False
         roots = self._found[statement].roots
         calls: Any = m.findall(small, m.Call())
-        return all(self._only_looks(call, roots) for call in calls)
+        return all(self._only_reads(call, roots) for call in calls)
 
-    def _only_looks(self, call: cst.Call, roots: list[cst.CSTNode]) -> bool:
+    def _only_reads(self, call: cst.Call, roots: list[cst.CSTNode]) -> bool:
         function: Any = call.func
-        if self._goes(call) or self._script.plain(function) in _TORCH:
+        if self._is_removed(call) or self._script.plain(function) in _TORCH:
             return True
         if isinstance(function, cst.Name) and function.value in _LOOKING.split():
             return True
@@ -221,7 +221,7 @@ class _Commenting:
                 if isinstance(name, cst.Name) and m.matches(empty, _EMPTY):
                     yield name
 
-    def _is_filled_by_what_goes(self, target: cst.Name) -> bool:
+    def _is_filled_by_removed_code(self, target: cst.Name) -> bool:
         found = self._script.assignments(target)
         if len(found) != 1:
             return False

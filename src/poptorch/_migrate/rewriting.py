@@ -127,7 +127,7 @@ class _Rewriting(cst.CSTTransformer):
 
     def leave_With(self, original_node: cst.With, updated_node: cst.With) -> Any:
         pairs = zip(original_node.items, updated_node.items, strict=True)
-        items = [new for old, new in pairs if old.asname or not self._goes(old.item)]
+        items = [new for old, new in pairs if old.asname or not self._is_removed(old.item)]
         if items:
             items[-1] = items[-1].with_changes(comma=cst.MaybeSentinel.DEFAULT)
             return updated_node.with_changes(items=items)
@@ -139,7 +139,7 @@ class _Rewriting(cst.CSTTransformer):
         return cst.FlattenSentinel([first.with_changes(leading_lines=above), *rest])
 
     def leave_Decorator(self, original_node: cst.Decorator, updated_node: cst.Decorator) -> Any:
-        return cst.RemoveFromParent() if self._goes(original_node.decorator) else updated_node
+        return cst.RemoveFromParent() if self._is_removed(original_node.decorator) else updated_node
 
     def leave_Annotation(self, original_node: cst.Annotation, updated_node: cst.Annotation) -> Any:
         ours = self._script.name(original_node.annotation).startswith("poptorch.")
@@ -381,7 +381,7 @@ class _Rewriting(cst.CSTTransformer):
             if isinstance(holder, (*_SOMETIMES, cst.BaseCompoundStatement)):
                 raise _ByHand
 
-    def _goes(self, node: cst.CSTNode) -> bool:
+    def _is_removed(self, node: cst.CSTNode) -> bool:
         of: Any = self._script.called if isinstance(node, cst.Call) else self._script.name
         row = meaning(of(node))
         return row is not None and row.goes
@@ -393,7 +393,7 @@ class _Rewriting(cst.CSTTransformer):
                 return False
             if isinstance(holder, cst.Annotation):
                 return True
-            if isinstance(holder, cst.Call) and self._goes(holder):
+            if isinstance(holder, cst.Call) and self._is_removed(holder):
                 return True
         return False
 

@@ -15,7 +15,7 @@ from torch import fx, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from .._base import private, source
-from .._base.threads import holding, only_here
+from .._base.threads import holding, only_in_this_thread
 from .._ir.blocks import META, OUTSIDE, Label, Visit, keep_line, label_of, marks, relabel
 from .._ir.operators import functions_before, reachable
 
@@ -123,8 +123,8 @@ def recording(root: nn.Module) -> Iterator[Recorder]:
             mine.heard(module, output, mine.label.scope)
 
     # Hooks for all modules, so that no module changes.
-    entered = register_module_forward_pre_hook(only_here(enter))
-    left = register_module_forward_hook(only_here(leave), always_call=True)
+    entered = register_module_forward_pre_hook(only_in_this_thread(enter))
+    left = register_module_forward_hook(only_in_this_thread(leave), always_call=True)
     try:
         with holding(_recorder, mine), entered, left:
             yield mine

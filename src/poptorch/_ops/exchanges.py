@@ -152,6 +152,8 @@ def over_lanes(x: torch.Tensor, *how: Any) -> torch.Tensor:
 
 def alone(x: torch.Tensor, kind: str, settings: Sequence[int], processes: int) -> torch.Tensor:
     """Exchange values between processes with one replica each."""
-    forward, backward = (_formula(kind, settings, way, processes) for way in (False, True))
+    forward, backward = (
+        _formula(kind, settings, is_backward, processes) for is_backward in (False, True)
+    )
     value = forward(x.detach()[None, None])[0, 0]
     return with_surrogate_gradient(value, x, lambda gradient: backward(gradient[None, None])[0, 0])

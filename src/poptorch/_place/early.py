@@ -67,10 +67,10 @@ def _best(graph: Graph, processes: int, link: Link) -> int | None:
     }
     made = sum(sizes.values())
     work = [0.0, *itertools.accumulate(map(core_seconds, nodes))]
-    best, most, there = None, LEAST * work[-1], 0
+    best, most, exchanged = None, LEAST * work[-1], 0
     for at in sorted(sizes):
-        there += sizes[at]
-        gain = saved(there, made - there, work[-1] - work[at], processes, link)
+        exchanged += sizes[at]
+        gain = saved(exchanged, made - exchanged, work[-1] - work[at], processes, link)
         if gain > most:
             best, most = at, gain
     return best

@@ -70,32 +70,32 @@ class Cutter:
     def _closure(
         self, own: Collection[fx.Node], stage_pass: StagePass
     ) -> tuple[set[fx.Node], dict[fx.Node, None]]:
-        mine, again, values = set(own), set[fx.Node](), dict[fx.Node, None]()
+        mine, recomputed, values = set(own), set[fx.Node](), dict[fx.Node, None]()
         stack = [i for node in own for i in node.all_input_nodes]
         stack += [node for _, node in self._results.get(stage_pass, ())]
         while stack:
             node = stack.pop()
-            if node in mine or node in again or node in values:
+            if node in mine or node in recomputed or node in values:
                 continue
             if node in self._inputs:
                 if stage_pass > self._writer.get(self._inputs[node].key, stage_pass):
                     values[node] = None  # it has been overwritten by then
             elif node.op == "get_attr" or self._inline(node, stage_pass):
-                again.add(node)
+                recomputed.add(node)
                 stack += node.all_input_nodes
             else:
                 values[node] = None
-        return again, dict.fromkeys(sorted(values, key=self._order.__getitem__))
+        return recomputed, dict.fromkeys(sorted(values, key=self._order.__getitem__))
 
     def _extract(
         self,
         stage_pass: StagePass,
         own: Collection[fx.Node],
-        again: Collection[fx.Node],
+        recomputed: Collection[fx.Node],
         values: Collection[fx.Node],
         handed_on: Mapping[fx.Node, Slot],
     ) -> Graph:
-        nodes = sorted({*own, *again}, key=self._order.__getitem__)
+        nodes = sorted({*own, *recomputed}, key=self._order.__getitem__)
         results = self._results.get(stage_pass, []) + [(s, node) for node, s in handed_on.items()]
         used = {i for node in nodes for i in node.all_input_nodes} | {node for _, node in results}
         written = {slot.key for slot, _ in results}  # an update is an input, too: rule G6
@@ -138,13 +138,15 @@ def split(
     homes = find_homes(graph, layout.stages)
     placed = {n: where for n in graph.module.graph.nodes if (where := pass_of(n)) is not None}
     free = _free(graph, placed)
-    again = _recomputable(placed, len(layout.stages)) if recompute else {}
+    recomputed = _recomputable(placed, len(layout.stages)) if recompute else {}
 
     def inline(node: fx.Node, stage_pass: StagePass) -> bool:
         chip = layout.stages[stage_pass.stage].chip
         if node in free and all(chip in homes[key] for key in free[node]):
             return True
-        return _shows_whole(node) or (stage_pass.backward and again.get(node) == stage_pass.stage)
+        return _shows_whole(node) or (
+            stage_pass.backward and recomputed.get(node) == stage_pass.stage
+        )
 
     passes = stage_passes(len(layout.stages), training)
 
@@ -195,13 +197,13 @@ def _recomputable(placed: Mapping[fx.Node, StagePass], stages: int) -> dict[fx.N
     """
     last = stages - 1
     before = _before_checkpoints([n for n, where in placed.items() if where == StagePass(last)])
-    again = {}
+    recomputed = {}
     for node, stage_pass in placed.items():
         kept = is_mask(node) or is_kept(node) or acts(node)
         at_once = stage_pass.stage == last and node not in before
         if not (stage_pass.backward or at_once or kept):
-            again[node] = stage_pass.stage
-    return again
+            recomputed[node] = stage_pass.stage
+    return recomputed
 
 
 def _before_checkpoints(nodes: Sequence[fx.Node]) -> set[fx.Node]:

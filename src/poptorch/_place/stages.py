@@ -47,31 +47,31 @@ def resolve(graph: Graph, visits: Sequence[Visit], placement: Placement) -> list
     for visit in visits[1:]:
         assert visit.block is not None
         if placement.auto_stage is None:
-            here = _named(visit, placement)
+            place = _named(visit, placement)
         else:
             number = automatic.setdefault(visit.block, len(automatic))
-            here = _automatic(visit, placement, number, begun)
-        if here.chip < 0:
+            place = _automatic(visit, placement, number, begun)
+        if place.chip < 0:
             raise Error(
                 "An IPU id cannot be negative",
-                got=f"block {visit.block} on IPU {here.chip}",
+                got=f"block {visit.block} on IPU {place.chip}",
                 where=visit.line,
-                fix="use ids from 0 on, which count the devices of the model",
+                fix="number the devices of the model starting with 0",
             )
         parallel = placement.strategy is Strategy.PARALLEL_PHASED
-        if parallel and here.phase is not None and (here.phase - here.chip) % 2:
+        if parallel and place.phase is not None and (place.phase - place.chip) % 2:
             raise Error(
                 "In parallel phased execution even phases must run on even IPUs and odd phases on "
                 "odd IPUs",
-                got=f"block {visit.block} of phase {here.phase} on IPU {here.chip}",
+                got=f"block {visit.block} of phase {place.phase} on IPU {place.chip}",
                 where=visit.line,
                 fix="choose the devices with strategy.phase(i).ipus(...) or Stage(...).ipu(n)",
             )
         log.engine.debug(
             "Starting block id=%s stage=%s phase=%s ipu=%s",
-            visit.block, here.stage, here.phase, here.chip,
+            visit.block, place.stage, place.phase, place.chip,
         )  # fmt: skip
-        placed.append(here)
+        placed.append(place)
     blocks = {visit.block for visit in visits}
     # A strategy may be used for several models, but a name that does not exist may be misspelt.
     unused = [name for stage in placement.stages for name in stage.blocks if name not in blocks]

@@ -40,7 +40,9 @@ _QUIET = {getattr(torch.Tensor, name).__get__ for name in _GETTERS.split()}
 _QUIET |= {getattr(torch.Tensor, name).__set__ for name in ("grad", "requires_grad")}
 _QUIET |= {getattr(torch.Tensor, name) for name in _METHODS.split()}
 _GRADIENT = getattr(torch.Tensor, "grad").__get__  # noqa: B009 (its type is that of a value)
-_told: weakref.WeakSet[Announce] = weakref.WeakSet()  # the devices about which a warning was given
+_has_warned: weakref.WeakSet[Announce] = (
+    weakref.WeakSet()
+)  # the devices about which a warning was given
 
 
 def unwatched(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -62,7 +64,7 @@ class _Watched:
         if func not in _QUIET:
             _announce((args, kwargs))
         elif func == _GRADIENT:
-            _tell_of_gradient(args[0], sys._getframe(1))
+            _warn_of_gradient(args[0], sys._getframe(1))
         result = _unwatched(func, types, args, kwargs or {})
         if func is torch.Tensor.detach and sys._getframe(1).f_code is _MAKING:
             # the constructor expects the data that it was given
@@ -117,10 +119,10 @@ def _announce(arguments: Any) -> None:
             announce()
 
 
-def _tell_of_gradient(tensor: Any, frame: types.FrameType | None) -> None:
+def _warn_of_gradient(tensor: Any, frame: types.FrameType | None) -> None:
     """Warn code that reads a gradient: the user's, or torch's ``step`` if the user calls it."""
     announce = tensor.__dict__.get(_NAME)
-    if announce is None or announce in _told or frame is None:
+    if announce is None or announce in _has_warned or frame is None:
         return
     if source.is_own_file(frame.f_code.co_filename):
         what = NO_GRADIENTS
@@ -131,7 +133,7 @@ def _tell_of_gradient(tensor: Any, frame: types.FrameType | None) -> None:
         )
     else:
         return
-    _told.add(announce)
+    _has_warned.add(announce)
     log.python.warning("%s", what)
 
 

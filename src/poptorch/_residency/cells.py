@@ -175,9 +175,9 @@ class DeviceCopies:
         known = {self, *self.near.living()}
         with _making.now:
             self._cells |= cells
-            there = {device for cell in cells for each in cell.overlapping()
+            sources = {device for cell in cells for each in cell.overlapping()
                      for device in each.devices.living()}  # fmt: skip
-            near = [device for device in there if device not in known
+            near = [device for device in sources if device not in known
                     and (device.trains or self.trains)]  # fmt: skip
             for cell in cells:
                 cell.devices.add(self)
@@ -227,7 +227,7 @@ class DeviceCopies:
             row = TABLE[event, self.state(path)]
             self._put(path, host, value, row.state)
             if row.transfer is CopyDirection.DOWN:
-                self._tell_others(self.copies[path])
+                self._notify_others(self.copies[path])
         self._known = sum(copy.version or 0 for copy in self.copies.values())
 
     def _put(self, path: str, host: torch.Tensor, value: torch.Tensor, state: Coherence) -> None:
@@ -274,7 +274,7 @@ class DeviceCopies:
             self.copies[path] = copy
             copy.cell.copies.add(copy)
 
-    def _tell_others(self, copy: Copy) -> None:
+    def _notify_others(self, copy: Copy) -> None:
         for other in copy.cell.overlapping_copies():
             if other.device is not self:
                 other.device._set(other, TABLE[Event.OTHER_TO_HOST, other.state].state)

@@ -33,7 +33,7 @@ def check(schedule: Schedule, workload: Workload) -> None:
     for at, chip, action in schedule.cells():
         cell = (chip, at)
         if action not in expected:
-            raise ScheduleError(schedule, f"{action} is no part of the workload", cell)
+            raise ScheduleError(schedule, f"{action} is not part of the workload", cell)
         if action in column:
             raise ScheduleError(schedule, f"{action} is done twice", cell)
         home = workload.chip_of(action.stage_pass)

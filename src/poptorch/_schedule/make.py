@@ -92,11 +92,11 @@ def _interleaved(workload: Workload, grid: _Grid, spread: bool) -> None:
         column, chosen = grid.columns, []
         ready = [each for each in workload.passes if _is_ready(each, workload, done, spare)]
         for chip in workload.chips:
-            here = [each for each in ready if workload.chip_of(each) == chip]
-            if here:
+            on_chip = [each for each in ready if workload.chip_of(each) == chip]
+            if on_chip:
                 # Backward before forward; of several stages on a chip, the one with the furthest
                 # micro-batch.
-                chosen.append(min(here, key=lambda p: (not p.backward, done[p], -p.stage)))
+                chosen.append(min(on_chip, key=lambda p: (not p.backward, done[p], -p.stage)))
         assert chosen, "a pipeline can always go on with its oldest micro-batch"
         for stage_pass in chosen:
             grid.put_all(stage_pass, done[stage_pass], column)

@@ -96,7 +96,7 @@ class BoundCall:
         ready = time.perf_counter()
         self._random.has_run = True
         if optimizer is not None:
-            self._reports.look_at_loss(program, results, state.updates)
+            self._reports.check_loss(program, results, state.updates)
         if program.changed_inputs and program.synthetic is None:
             return_inputs(program.changed_inputs, given, batch)
         return program, results, (started, taken, ready)

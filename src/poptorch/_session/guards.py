@@ -98,18 +98,18 @@ def check(guards: Iterable[Guard]) -> None:
     failed = [guard for guard in guards if not (guard.reported or guard.holds())]
     if not failed:
         return
-    told: dict[str, list[str]] = {}
+    changes_by_remedy: dict[str, list[str]] = {}
     for guard in failed:
         changes = list(guard.changes(guard.expected))
         if changes:
             guard.reported = True
-            told.setdefault(guard.remedy, []).extend(dict.fromkeys(changes))
+            changes_by_remedy.setdefault(guard.remedy, []).extend(dict.fromkeys(changes))
         else:
             guard.accept()
-    if told:
+    if changes_by_remedy:
         log.python.warning(
             "The compiled program does not follow what changed on the host: %s",
-            ". ".join(f"{shorten(texts)}: {remedy}" for remedy, texts in told.items()),
+            ". ".join(f"{shorten(texts)}: {remedy}" for remedy, texts in changes_by_remedy.items()),
         )
 
 
@@ -189,11 +189,11 @@ def of_model(
         )
         yield f"layers ({shorten(new) or 'some were removed'})"
 
-    def wanted() -> list[bool]:
+    def requires_grad_flags() -> list[bool]:
         return list(map(_requires_grad, trained))
 
     def other_gradients(before: list[bool]) -> Iterator[str]:
-        for path, old, new in zip(paths, before, wanted(), strict=True):
+        for path, old, new in zip(paths, before, requires_grad_flags(), strict=True):
             if old != new:
                 yield f"requires_grad of {path} is now {new}"
 
@@ -204,7 +204,7 @@ def of_model(
         Guard(layers, other_layers, DESTROY, of_layers=True),
         _forwards(lambda: list(map(_own_forward, owns)), [*map(type, modules)], DESTROY),
         _forwards(lambda: [kind.forward for kind in kinds], kinds, DESTROY),
-        Guard(wanted, other_gradients, DESTROY),
+        Guard(requires_grad_flags, other_gradients, DESTROY),
         _hooks(modules, trained),
         users_own,
         *map(_number_format, numbers[:1]),

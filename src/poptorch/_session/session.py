@@ -544,7 +544,7 @@ class Session:
             for key, value in (self.kept or {}).items():
                 store.write(key, value)
             if self.optimizer is not None:
-                undo.callback(self.optimizer.let_go)
+                undo.callback(self.optimizer.release)
                 self.optimizer.attach(store, restored)
             self.random.start(store.state, restored)
             weights.attach(now, store)

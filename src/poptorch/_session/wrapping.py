@@ -135,19 +135,19 @@ def wrap(module: nn.Module, owner: Owner, traced: nn.Module) -> None:
     """Change the class of a module and watch its tensors. The owner is referenced weakly."""
     reference = weakref.ref(owner)
 
-    told = False
+    has_announced = False
 
     def announce() -> None:
-        nonlocal told
+        nonlocal has_announced
         living = reference()
         is_read = living is not None and living.copyWeightsToHostIfNeeded()
-        if not is_read or told:
+        if not is_read or has_announced:
             return
         if _reads_gradients():
-            told = True
+            has_announced = True
             log.python.warning(NO_GRADIENTS)
         elif caller := _clipping():
-            told = True
+            has_announced = True
             log.python.warning(
                 f"{caller} finds no gradients in a model that is wrapped for training. The "
                 "gradients stay in the program and are not clipped. Set the limit on the "

@@ -1,4 +1,4 @@
-"""Parameters of an optimizer that have no gradient in the program, such as frozen ones.
+"""Represent parameters of an optimizer without a gradient in the program, such as frozen ones.
 
 A step that leaves them alone works. Their values are not inputs of the update, so a step that reads
 or changes them is refused.

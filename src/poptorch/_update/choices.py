@@ -84,7 +84,7 @@ class Choices:
 
     def __init__(self) -> None:
         self.mode = Numbers(self._decide)
-        self._ways: dict[str, _Branch] = {}
+        self._branches: dict[str, _Branch] = {}
         self._runs = 0
         self._are_dependent = False  # whether an answer about one weight decides about others
         self._assumed: dict[_Question, bool] = {}  # the answers without an exception
@@ -113,7 +113,7 @@ class Choices:
         """Run with given common answers, until the questions about weights were answered
         in all ways.
         """
-        self._ways = ways = {COMMON: common}
+        self._branches = branches = {COMMON: common}
         taken: dict[str, list[_Taken]] = {}
         path: tuple[_Answer, ...] = ()
         owners: set[str] = set()  # who asked in the first run
@@ -124,16 +124,22 @@ class Choices:
                 path, common.script = tuple(common.asked), [each.yes for each in common.asked]
             elif [a.identifier for a in path] != [a.identifier for a in common.asked]:
                 raise _too_many("the numbers that a branch depends on depend on the weights")
-            owners = {*ways} if due is None else owners
-            if owners != {*ways} or any(way.has_unused_answers() for way in ways.values()):
+            owners = {*branches} if due is None else owners
+            if owners != {*branches} or any(
+                branch.has_unused_answers() for branch in branches.values()
+            ):
                 raise _DependentWeightsError
             for owner, values in found.items():
-                this = self._asked_by(owner), values
+                this = self._answers_of(owner), values
                 if due is None or owner in due:
                     taken.setdefault(owner, []).append(this)
                 elif not self._is_same(this, taken[owner][-1]):
                     raise _DependentWeightsError
-            due = {owner for owner, way in ways.items() if owner and self._goes_on(way)}
+            due = {
+                owner
+                for owner, branch in branches.items()
+                if owner and self._has_another_path(branch)
+            }
         self._check_independence(run, taken)
         joined: dict[str, Tensor] = {}
         for each in taken.values():
@@ -148,20 +154,20 @@ class Choices:
         The runs so far changed the answers about all weights at once. Here, those about every
         second weight are the first ones, and the others are the last ones; then the reverse.
         """
-        asking = [owner for owner, way in self._ways.items() if owner and way.asked]
+        asking = [owner for owner, branch in self._branches.items() if owner and branch.asked]
         if len(asking) < 2:
             return
         for parity in (0, 1):
             chosen = {o: taken[o][0 if at % 2 == parity else -1] for at, o in enumerate(asking)}
             for owner, (answers, _) in chosen.items():
-                self._ways[owner].script = [each.yes for each in answers]
+                self._branches[owner].script = [each.yes for each in answers]
             for owner, values in self._run(run).items():
-                this = self._asked_by(owner), values
+                this = self._answers_of(owner), values
                 if not self._is_same(this, chosen.get(owner, taken[owner][-1])):
                     raise _DependentWeightsError
 
-    def _asked_by(self, owner: str) -> tuple[_Answer, ...]:
-        return tuple(self._ways[owner].asked) if owner and owner in self._ways else ()
+    def _answers_of(self, owner: str) -> tuple[_Answer, ...]:
+        return tuple(self._branches[owner].asked) if owner and owner in self._branches else ()
 
     def _is_same(self, one: _Taken, other: _Taken) -> bool:
         """Return whether two runs asked the same about a weight and computed the same."""
@@ -173,17 +179,17 @@ class Choices:
             same(value) == same(before[key]) for key, value in values.items()
         )
 
-    def _goes_on(self, way: _Branch) -> bool:
-        before = [each.yes for each in way.asked]
-        if way.advance():
+    def _has_another_path(self, branch: _Branch) -> bool:
+        before = [each.yes for each in branch.asked]
+        if branch.advance():
             return True
-        way.script, way.asked = before, []
+        branch.script, branch.asked = before, []
         return False
 
     def _run(self, run: Callable[[], Results]) -> Results:
         self._count()
-        for way in self._ways.values():
-            way.asked = []
+        for branch in self._branches.values():
+            branch.asked = []
         self._last, self._constant = None, {}
         try:
             return run()
@@ -207,15 +213,15 @@ class Choices:
         weights = {key for role, key in sources if role == WEIGHT}
         alone = len(weights) == 1 and not self._are_dependent
         owner = weights.pop() if alone else COMMON
-        way = self._ways.setdefault(owner, _Branch())
+        branch = self._branches.setdefault(owner, _Branch())
         if identifier in self._constant:
             return self._constant[identifier]
-        before = [*self._ways[COMMON].asked, *(way.asked if owner else ())]
+        before = [*self._branches[COMMON].asked, *(branch.asked if owner else ())]
         question = tuple((a.identifier.number, a.yes) for a in before), identifier.number
         if question in self._assumed and identifier not in {a.identifier for a in before}:
             return self._constant.setdefault(identifier, self._assumed[question])
-        yes = way.answer(condition, identifier)
-        if len(way.asked) + (len(self._ways[COMMON].asked) if owner else 0) > len(before):
+        yes = branch.answer(condition, identifier)
+        if len(branch.asked) + (len(self._branches[COMMON].asked) if owner else 0) > len(before):
             self._last = question, yes
         return yes
 

@@ -103,7 +103,7 @@ class Numbers(TorchFunctionMode):
     def _of_run(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return arguments with what stands for the user's parameters in their place."""
+        """Return arguments in which the tensors of the step replace the user's parameters."""
         given = tensors_in((args, kwargs))
         if not any(map(self._is_host, given)):
             return args, kwargs

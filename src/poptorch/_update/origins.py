@@ -58,7 +58,7 @@ class Origins:
         return tensor
 
     def enter_number(self, tensor: Tensor, name: str, source: Source, kind: str) -> Tensor:
-        """Make a 0-d tensor an input that stands for a Python number. ``kind``: "int" or
+        """Make a 0-d tensor an input that represents a Python number. ``kind``: "int" or
         "float".
         """
         return as_number(self.enter(tensor, name, source), whole=kind == "int")

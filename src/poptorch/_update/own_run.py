@@ -62,13 +62,13 @@ class StepTensors:
             if name == WEIGHT and owner in self.weights:
                 root = self.weights[owner].detach()  # what a run gets itself becomes a parameter
             if root is None or view.is_scattered:
-                raise _shared(place, view.root, apart=root is None)
+                raise _shared(place, view.root, is_separate=root is None)
             self.kept[place] = view.of(root)
 
 
-def _shared(place: Place, root: Place, apart: bool) -> Error:
+def _shared(place: Place, root: Place, is_separate: bool) -> Error:
     owner, name = root
-    why = "is updated separately" if apart else "has some of its elements"
+    why = "is updated separately" if is_separate else "has some of its elements"
     other = f"the state '{name}' of '{owner}'" if name != WEIGHT else f"the weight '{owner}'"
     return Error(
         "The optimizer's state shares memory in a way that cannot be compiled",

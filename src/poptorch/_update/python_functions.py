@@ -68,7 +68,7 @@ def _extreme(usual: Callable[..., Any], ours: Callable[[Any, Any], Any]) -> Call
 
 @contextlib.contextmanager
 def numbers_functions() -> Iterator[None]:
-    """Make functions of ``math``, ``min`` and ``max`` accept tensors that stand for numbers."""
+    """Make functions of ``math``, ``min`` and ``max`` accept tensors that represent numbers."""
     stand_ins: list[tuple[Any, str, Callable[..., Any]]] = [
         (math, name, _of_tensors(getattr(math, name), ours)) for name, ours in _MATH.items()
     ]

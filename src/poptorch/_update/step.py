@@ -198,7 +198,9 @@ def _squares_slot(spec: OptimSpec, partial: Sequence[_Weight]) -> Slot | None:
     measures = ALGORITHMS[spec.algorithm].squares is not None
     if not partial or not (spec.clips or measures):
         return None
-    assert not (spec.clips and measures), "what is clipped by a norm has none of its own"
+    assert not (spec.clips and measures), (
+        "algorithms that need norms of weights do not clip by the norm of all gradients"
+    )
     wide = any(weight.gradient.dtype.to_real() is torch.float64 for weight in partial)
     count = 1 if spec.clips else len(partial) * SQUARES
     return slots.squares(count, torch.float64 if wide else torch.float32)

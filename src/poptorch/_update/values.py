@@ -1,6 +1,6 @@
 """Represent the values of a step: tensors, and numbers that are tensors.
 
-A 0-d tensor of float64 stands for a Python number that changes between updates. It is marked, so
+A 0-d tensor of float64 represents a Python number that changes between updates. It is marked, so
 that arithmetic with it follows Python's type rules instead of the rules for tensors.
 """
 

@@ -64,7 +64,7 @@ class LoopExecutable:
         self._random = {name for name, graph in plan.program.graphs.items() if graph.random}
         self._writes = any(graph.updates for graph in plan.program.graphs.values())
         self._keys: Keys | None = None
-        self._wanted = ResultModes(plan.program)
+        self._modes = ResultModes(plan.program)
         self._handed: dict[str, torch.Tensor] = {}  # passed from one graph to the next
         self._in_flight: list[Any] = []
         self._threads = Threads()
@@ -124,19 +124,19 @@ class LoopExecutable:
     @functools.cached_property
     def _is_one_run(self) -> bool:
         """Return whether the program is one run of one graph, and returns what that returns."""
-        program, wanted = self._program, self._wanted
+        program, result_modes = self._program, self._modes
         several = len(self._points) > 1 or len(program.graphs) > 1
-        if several or program.lanes is not None or wanted.sums:
+        if several or program.lanes is not None or result_modes.sums:
             return False
         (graph,) = program.graphs.values()
         emitted = [slot.key for slot in returned(graph)]
-        return emitted == list(wanted.modes) and all(map(wanted.of(0).get, emitted))
+        return emitted == list(result_modes.modes) and all(map(result_modes.of(0).get, emitted))
 
     def _collected(
         self, runs: Mapping[str, _BoundRun], state: State, batch: Sequence[torch.Tensor]
     ) -> list[torch.Tensor]:
         program = self._program
-        collector = Collector(program, self._wanted)
+        collector = Collector(program, self._modes)
         slices = program.loops.cut(batch, program.lanes)
         for point in self._points:
             if isinstance(point.node, Run):
@@ -385,26 +385,26 @@ _SMALL = {torch.bool, torch.uint8, torch.int8, torch.int16}
 
 
 class Collector:
-    def __init__(self, program: Program, wanted: ResultModes) -> None:
+    def __init__(self, program: Program, result_modes: ResultModes) -> None:
         self._lanes = program.lanes
-        self._wanted = wanted
-        self._kept: dict[str, list[torch.Tensor]] = {key: [] for key in wanted.modes}
+        self._modes = result_modes
+        self._kept: dict[str, list[torch.Tensor]] = {key: [] for key in result_modes.modes}
         self._sums: dict[str, dict[int, torch.Tensor]] = {}
 
     def collect(
         self, keys: Sequence[str], values: Sequence[torch.Tensor], step: int, replica: int
     ) -> None:
         """Keep the required results of a run, or of several runs side by side from ``step`` on."""
-        wanted, lanes = self._wanted, self._lanes
-        steps = wanted.of(step)
+        result_modes, lanes = self._modes, self._lanes
+        steps = result_modes.of(step)
         for key, value in zip(keys, values, strict=True):
             kept = steps.get(key)
             if not kept:
                 continue
             part = value
             if lanes is not None:  # values without lanes belong to a whole update
-                part = _steps(value, kept, lanes) if key in wanted.of_lanes else value[None]
-            if key in wanted.sums:
+                part = _steps(value, kept, lanes) if key in result_modes.of_lanes else value[None]
+            if key in result_modes.sums:
                 self._add(key, part, replica)
             else:
                 self._kept[key].append(part)

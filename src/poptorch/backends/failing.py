@@ -31,9 +31,9 @@ def explained(error: Exception, graph: Graph, arguments: Sequence[Any]) -> Excep
     if node is None and not any(map(is_effect, nodes)):
         try:
             fx.Interpreter(graph.module).run(*arguments)
-        except Exception as again:
-            if (node := _failed(again)) is not None:
-                found = again
+        except Exception as repeated_error:
+            if (node := _failed(repeated_error)) is not None:
+                found = repeated_error
     line = line_of(node) if node is not None else None
     operator = f"{node.target}: " if node is not None else ""
     kind = OperatorIndexError if isinstance(found, IndexError) else OperatorError

@@ -22,10 +22,10 @@ class Offloaded:
         self._changed = {slot.index for slot in slots if slot.kind is Kind.BATCH}
 
     def run(self, state: State, batch: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        there = [value.to(self.device) for value in batch]
-        results = self._executable.run(state, there)
+        on_device = [value.to(self.device) for value in batch]
+        results = self._executable.run(state, on_device)
         for index in self._changed:
-            batch[index].copy_(there[index])
+            batch[index].copy_(on_device[index])
         return [value.cpu() for value in results]
 
     def report(self) -> Report:

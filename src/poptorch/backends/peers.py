@@ -182,7 +182,7 @@ class Passing:
                 self._coming.append(_Message(transit, replica, value, other, work))
         gone = [message for message in self._going if message.transit.read < column]
         if len(gone) >= _TOGETHER:
-            self._let_go(gone)
+            self._release(gone)
 
     def take_in(self, column: int, replica: Replica) -> None:
         """Wait for the values that a replica reads in a column."""
@@ -204,9 +204,9 @@ class Passing:
 
     def end(self) -> None:
         """Wait until everything was sent."""
-        self._let_go([*self._going])
+        self._release([*self._going])
 
-    def _let_go(self, messages: Sequence[_Message]) -> None:
+    def _release(self, messages: Sequence[_Message]) -> None:
         by_process = defaultdict[int, list[Any]](list)
         for message in messages:
             by_process[message.other].append(message.work)

@@ -31,7 +31,7 @@ class Rollback:
     Args:
         by_call: the unit always is the call.
         in_place: graphs that failed may have written some of their results.
-        apart: graphs compute on separate tensors, so that a call writes the state only when
+        separate: graphs compute on separate tensors, so that a call writes the state only when
             nothing can fail any more.
     """
 
@@ -41,7 +41,7 @@ class Rollback:
         checked: bool,
         by_call: bool = False,
         in_place: bool = False,
-        apart: bool = False,
+        separate: bool = False,
     ) -> None:
         ends = [name for name in _LAST if name in program.graphs]
         self._last = None if by_call or not ends else ends[0]
@@ -50,7 +50,7 @@ class Rollback:
         self._random = program.random
         self._users = [g for graph in program.graphs.values() for g in graph.generators.values()]
         self._states: list[torch.Tensor] = []  # states of the user's generators
-        slots = {} if apart else program.state_slots()
+        slots = {} if separate else program.state_slots()
         needed = preconditions(program.graphs, checked) if in_place else {}
         every = [*chain.from_iterable(filter(None, needed.values()))]
         self._preconditions = bool(every)

@@ -90,7 +90,7 @@ class StagedExecutable:
         updates = [at for at, _, each in staged.schedule.cells() if each.stage_pass.is_update]
         self._update = min(updates, default=staged.schedule.columns)
         self._random = any(graph.random for graph in staged.graphs.values())
-        self._rollback = Rollback(plan.program, checked=False, by_call=True, apart=True)
+        self._rollback = Rollback(plan.program, checked=False, by_call=True, separate=True)
 
     def report(self) -> Report:
         return self._report

@@ -118,17 +118,17 @@ class PopTorchStrategy(SingleDeviceStrategy):  # type: ignore[misc]
 
     def _accumulate(self, trainer: pl.Trainer) -> None:
         """Let the Trainer accumulate as the options say, where it does not say so itself."""
-        asked = self._poptorch_options.Training.gradient_accumulation
+        accumulation = self._poptorch_options.Training.gradient_accumulation
         changing = any(isinstance(each, Scheduler) for each in trainer.callbacks)
-        if asked == 1 or asked == trainer.accumulate_grad_batches:
+        if accumulation == 1 or accumulation == trainer.accumulate_grad_batches:
             return
         if changing or trainer.accumulate_grad_batches != 1:
             _refuse(
                 "another gradient accumulation in the options than in the Trainer",
-                f"Training.gradientAccumulation({asked})",
+                f"Training.gradientAccumulation({accumulation})",
                 "remove it from the options, and set only Trainer(accumulate_grad_batches=...)",
             )
-        trainer.accumulate_grad_batches = asked
+        trainer.accumulate_grad_batches = accumulation
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         """Keep a micro-batch; after the last one of an update, run the update.

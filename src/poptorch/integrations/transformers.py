@@ -146,9 +146,9 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
         """Return whether the loss is already divided by the number of items of all steps, as the
         base class decides it.
         """
-        said = getattr(self, "loss_is_scaled_for_ga", None)
-        if said is not None:
-            return bool(said)
+        is_scaled = getattr(self, "loss_is_scaled_for_ga", None)
+        if is_scaled is not None:
+            return bool(is_scaled)
         by_model = self.model_accepts_loss_kwargs and items is not None
         return bool(by_model or self.compute_loss_func is not None)
 

@@ -85,7 +85,7 @@ class _BeginBlockHook:
         self._user_id = user_id
         self._ipu_id = ipu_id
         self._number = next(_annotations)
-        self._told = False
+        self._has_warned = False
 
     def __call__(self, module: nn.Module, inputs: Any) -> None:
         recorder = annotate.recorder()
@@ -95,8 +95,8 @@ class _BeginBlockHook:
             self._user_id = str(next(_automatic))
         before = recorder.annotations
         if self._number not in before:
-            if not self._told and any(number > self._number for number in before):
-                self._told = True
+            if not self._has_warned and any(number > self._number for number in before):
+                self._has_warned = True
                 log.python.warning(
                     (
                         "Block %s was annotated before a block that runs earlier. Call "

@@ -42,20 +42,20 @@ def describe(kinds: Sequence[Kind]) -> str:
     return ", ".join(f"{str(d).removeprefix('torch.')}{list(s)}" for s, d in kinds) or "nothing"
 
 
-def empty(kinds: Iterable[Kind], beside: Iterable[Any]) -> list[torch.Tensor]:
+def empty(kinds: Iterable[Kind], operands: Iterable[Any]) -> list[torch.Tensor]:
     """Return empty tensors of the given kinds, on the device of the first of the other tensors."""
-    device = next((x.device for x in beside if isinstance(x, torch.Tensor)), torch.device("cpu"))
+    device = next((x.device for x in operands if isinstance(x, torch.Tensor)), torch.device("cpu"))
     return [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in kinds]
 
 
-def like_examples(name: str, results: Sequence[torch.Tensor], wanted: Sequence[Kind]) -> None:
+def like_examples(name: str, results: Sequence[torch.Tensor], examples: Sequence[Kind]) -> None:
     """Compare results with the expected kinds. A 64-bit type matches the 32-bit type that
     it becomes.
     """
     got = kinds_of(results)
-    if [(s, narrowed(d)) for s, d in got] != [(s, narrowed(d)) for s, d in wanted]:
+    if [(s, narrowed(d)) for s, d in got] != [(s, narrowed(d)) for s, d in examples]:
         refuse(
             f"The results of custom operator {name} do not match its example outputs",
-            f"{describe(got)} instead of {describe(wanted)}",
+            f"{describe(got)} instead of {describe(examples)}",
             "pass example_outputs with the shapes and dtypes of the results",
         )

@@ -41,15 +41,15 @@ def for_loop(count: int, body: Body, inputs: list[torch.Tensor]) -> list[torch.T
     title = "The count of a for_loop must be a Python integer that is not negative"
     fix = "pass an int; the number of iterations is fixed when the model is compiled"
     check.that(fits, title, repr(count), fix)
-    wanted = kinds_of(inputs)
+    expected = kinds_of(inputs)
 
     def step(*values: torch.Tensor) -> list[torch.Tensor]:
         results = _as_list(body(*values))
         got = kinds_of(results)
         check.that(
-            got == wanted,
+            got == expected,
             "The body of a for_loop must return tensors like its inputs",
-            f"{describe(got)} for inputs {describe(wanted)}",
+            f"{describe(got)} for inputs {describe(expected)}",
             "return one tensor of the same shape and dtype for each input",
         )
         return results
@@ -101,8 +101,8 @@ def cond(
         results = _as_list(body(*(tensor.clone() for tensor in inputs)))
         # this run is compared with a program, so its results need the shapes of the program
         if plain_run() is not None and condition:
-            wanted = [other.shape for other in _as_list(else_body(*else_inps))]
-            results = [each.reshape(shape) for each, shape in zip(results, wanted, strict=True)]
+            expected = [other.shape for other in _as_list(else_body(*else_inps))]
+            results = [each.reshape(shape) for each, shape in zip(results, expected, strict=True)]
         return results
     _only_inference(capture, "cond()")
     taken, taken_captured = capture.body(lambda *args: _as_list(then_body(*args)), then_inps)

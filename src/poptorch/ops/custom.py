@@ -56,7 +56,7 @@ def register_custom_op(
     fits = callable(forward) and (backward is None or callable(backward))
     got = f"forward={forward!r}, backward={backward!r}"
     fix = "for example poptorch.register_custom_op('Cube', 'custom.ops', 1, forward, backward)"
-    check.that(fits, "A custom operator needs functions", got, fix)
+    check.that(fits, "register_custom_op needs functions for forward and backward", got, fix)
     _registered[_key_of(name, domain, version)] = forward, backward
 
 
@@ -115,7 +115,7 @@ def _overload(library: Any, name: str) -> Any:
 
 
 def _of_user(
-    key: str, tensors: list[torch.Tensor], wanted: tuple[Kind, ...], attributes: dict[str, Any]
+    key: str, tensors: list[torch.Tensor], expected: tuple[Kind, ...], attributes: dict[str, Any]
 ) -> list[torch.Tensor]:
     forward, backward = _registered[key]
     if backward is None and _needs_gradient(tensors):
@@ -123,11 +123,11 @@ def _of_user(
             results = list(forward(tensors, attributes))
         except Exception as error:
             raise _without_gradient(key, "forward cannot be looked into") from error
-        check.like_examples(key, results, wanted)
+        check.like_examples(key, results, expected)
         if not any(outermost(result).requires_grad for result in results):
             raise _without_gradient(key)
         return results
-    shapes = json.dumps([[shape, str(dtype).removeprefix("torch.")] for shape, dtype in wanted])
+    shapes = json.dumps([[shape, str(dtype).removeprefix("torch.")] for shape, dtype in expected])
     outputs: list[torch.Tensor]
     outputs = _custom_op(tensors, key, json.dumps(attributes, sort_keys=True), shapes)
     return outputs
@@ -293,9 +293,9 @@ def _call_user(
 ) -> list[torch.Tensor]:
     forward, _ = _registered[key]
     results = list(forward(_copies(inputs), json.loads(attributes)))
-    wanted = _templates(outputs)
-    check.like_examples(key, results, wanted)
-    pairs = zip(results, wanted, strict=True)
+    expected = _templates(outputs)
+    check.like_examples(key, results, expected)
+    pairs = zip(results, expected, strict=True)
     return [copied(result.detach().to(dtype)) for result, (_, dtype) in pairs]
 
 
@@ -382,13 +382,13 @@ def _has_gradient(
         for x, whole in zip(inputs, map(outermost, inputs), strict=True)
     ]
     outputs = _as_list(operator(*probes, **attributes))
-    wanted = [probe for probe in probes if probe.requires_grad]
+    expected = [probe for probe in probes if probe.requires_grad]
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # torch only warns if a C++ operator has no gradient
             gradients = torch.autograd.grad(
                 [out for out in outputs if out.requires_grad],
-                wanted,
+                expected,
                 [torch.zeros_like(out) for out in outputs if out.requires_grad],
                 allow_unused=True,
             )

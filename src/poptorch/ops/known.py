@@ -64,12 +64,12 @@ class _Call:
                 self.refuse(key, place, f"multiples of {block} from 0 to {size - block}")
         return [place // block for place in places]
 
-    def refuse(self, key: str, value: Any, wanted: str) -> NoReturn:
+    def refuse(self, key: str, value: Any, remedy: str) -> NoReturn:
         given = repr(value)
         check.refuse(
             f"Custom operator {self.name} cannot take its attribute '{key}'",
             given if len(given) < 80 else f"{given[:80]}...",
-            f"pass {wanted}",
+            f"pass {remedy}",
         )
 
     def refuse_inputs(self, fix: str) -> NoReturn:
@@ -179,14 +179,14 @@ def _gather(call: _Call) -> torch.Tensor:
     shapes: list[tuple[int, ...]] = [(count, *x.shape), (count * x.numel(),)]
     if x.dim():
         shapes.append((count * x.shape[0], *x.shape[1:]))
-    wanted = tuple(call.examples[0].shape) if call.examples else None
-    if len(call.examples) != 1 or wanted not in shapes:
+    remedy = tuple(call.examples[0].shape) if call.examples else None
+    if len(call.examples) != 1 or remedy not in shapes:
         check.refuse(
             f"Custom operator {call.name} cannot return its example outputs",
             f"{[list(e.shape) for e in call.examples]}, input {list(x.shape)}, {count} replicas",
             f"let example_outputs be one tensor {list(shapes[0])} or {list(shapes[1])}",
         )
-    return _exchange(call, "all_gather").reshape(wanted)
+    return _exchange(call, "all_gather").reshape(remedy)
 
 
 def _reduce(call: _Call) -> torch.Tensor:

@@ -125,8 +125,8 @@ def _summed(
     lhs: torch.Tensor, rhs: torch.Tensor, shape: torch.Size, cut: str, factor: int, exact: bool
 ) -> torch.Tensor:
     batch = _shape(lhs, rhs)[:-2]
-    wanted = (*[1] * (len(batch) - len(shape) + 2), *shape[:-2])
-    summed = [at for at, size in enumerate(batch) if wanted[at] < size]
+    target_shape = (*[1] * (len(batch) - len(shape) + 2), *shape[:-2])
+    summed = [at for at, size in enumerate(batch) if target_shape[at] < size]
     kept = [at for at in range(len(batch)) if at not in summed]
     row, column = len(batch), len(batch) + 1
     if summed:

@@ -64,8 +64,8 @@ def _check_segments(ptr: Any, points: int) -> None:
         and all(start < end for start, end in itertools.pairwise(ptr))
     )
     title = "fps: ptr must be a list of segment boundaries"
-    wanted = f"pass a list of ascending ints from 0 to {points}"
-    check.that(fits, title, f"{ptr!r} for {points} points", wanted)
+    remedy = f"pass a list of ascending ints from 0 to {points}"
+    check.that(fits, title, f"{ptr!r} for {points} points", remedy)
 
 
 def nearest(

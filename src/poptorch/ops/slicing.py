@@ -71,10 +71,10 @@ def dynamic_update(
     dtypes = f"{input.dtype} and {src.dtype}"
     check.that(input.dtype == src.dtype, title, dtypes, "convert src: src.to(input.dtype)")
     _check_window(input, dim, start, size, "dynamic_update")
-    wanted = list(input.shape)
-    wanted[dim] = size
+    expected = list(input.shape)
+    expected[dim] = size
     title, got = "src does not fit the window of dynamic_update", f"shape {tuple(src.shape)}"
-    check.that(list(src.shape) == wanted, title, got, f"pass shape {tuple(wanted)}")
+    check.that(list(src.shape) == expected, title, got, f"pass shape {tuple(expected)}")
     return input.index_copy(dim, _window(input, dim, start, size, 1), src)
 
 

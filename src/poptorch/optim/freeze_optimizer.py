@@ -116,12 +116,12 @@ def _freeze_own(
             signatures=known.signatures,
             examples=known.examples,
         )
-    asked = [name for name in _NEED_A_FORMULA if hasattr(optimizer, name)]
-    if asked:
+    needed = [name for name in _NEED_A_FORMULA if hasattr(optimizer, name)]
+    if needed:
         raise InvalidValue(
             "An attribute of the optimizer is not available for this optimizer class",
             got=(
-                f"{asked[0]} of {full_name(class_of(optimizer))}; this attribute needs an "
+                f"{needed[0]} of {full_name(class_of(optimizer))}; this attribute needs an "
                 "optimizer with a built-in formula"
             ),
             fix="use SGD, Adam, AdamW, RMSprop or LAMB of poptorch.optim",

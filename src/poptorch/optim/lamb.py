@@ -44,7 +44,7 @@ class LAMB(Optimizer, torch.optim.Optimizer):
             between updates, float32 or float16.
 
     Raises:
-        AssertionError: an accumulator type is neither float32 nor float16, or betas are no pair.
+        AssertionError: an accumulator type is neither float32 nor float16, or betas is not a pair.
     """
 
     bias_correction: bool

@@ -41,7 +41,7 @@ def state_keys(spec: OptimSpec) -> dict[str, str]:
 def to_ipu_state(
     spec: OptimSpec, tensors: Mapping[str, torch.Tensor], own: Collection[str]
 ) -> dict[str, torch.Tensor]:
-    """Return ``ipu_state``. Tensors in ``own`` are copied only if several names stand for the same
+    """Return ``ipu_state``. Tensors in ``own`` are copied only if several names refer to the same
     one.
     """
     keys = state_keys(spec)

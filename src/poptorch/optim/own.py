@@ -168,7 +168,7 @@ def _leaves(value: Any, owner: str, numbers: NumbersByPlace, whole: Callable[[st
 
     def leaf(name: str, each: Any) -> Any:
         if isinstance(each, torch.nn.Parameter):
-            return each  # a run takes what stands for it
+            return each  # a run takes the tensor that represents it
         if isinstance(each, torch.Tensor):
             if each.numel() == 1 and not each.is_complex():
                 numbers[owner, name] = float(each)

@@ -42,7 +42,7 @@ def check_replacement(
     compiled: OptimSpec,
     new: OptimSpec,
     strategy: MeanReductionStrategy | None = None,
-    again: bool = False,
+    compiles_again: bool = False,
 ) -> bool:
     """Return whether changed constants need a new program. Refuse them if ``again`` does not allow
     one, and refuse all other changes.
@@ -66,16 +66,16 @@ def check_replacement(
     if len(compiled.groups) != len(new.groups):
         got = f"{len(new.groups)}; compiled: {len(compiled.groups)}"
         raise _refused("The number of parameter groups", got)
-    if not again:
+    if not compiles_again:
         _check_level("", compiled, new)
     for index, (old_group, new_group) in enumerate(zip(compiled.groups, new.groups, strict=True)):
         differing = sorted({*old_group.params} ^ {*new_group.params})
         if differing:
             got = f"group {index} differs in {', '.join(differing)}"
             raise _refused("The parameters of a group", got)
-        if not again:
+        if not compiles_again:
             _check_level(f" of parameter group {index}", old_group, new_group)
-    return again
+    return compiles_again
 
 
 def _refused(what: str, got: str) -> Error:

@@ -1,4 +1,4 @@
-"""The hooks that run before and after each step of an optimizer: its own, and those of all."""
+"""Find the hooks that run before and after each step of an optimizer: its own, and global ones."""
 
 from __future__ import annotations
 
@@ -36,11 +36,13 @@ def present_hooks(optimizer: torch.optim.Optimizer) -> StepHooks:
     return StepHooks((*before_all, *before), (*after, *after_all))
 
 
-def note_hooks(twin: torch.optim.Optimizer, hooks: StepHooks) -> None:
+def note_hooks(optimizer_copy: torch.optim.Optimizer, hooks: StepHooks) -> None:
     """Let a copy of an optimizer keep its hooks, whatever is registered later."""
-    vars(twin)[_NOTED] = hooks
-    twin._optimizer_step_pre_hooks = OrderedDict(twin._optimizer_step_pre_hooks)
-    twin._optimizer_step_post_hooks = OrderedDict(twin._optimizer_step_post_hooks)
+    vars(optimizer_copy)[_NOTED] = hooks
+    optimizer_copy._optimizer_step_pre_hooks = OrderedDict(optimizer_copy._optimizer_step_pre_hooks)
+    optimizer_copy._optimizer_step_post_hooks = OrderedDict(
+        optimizer_copy._optimizer_step_post_hooks
+    )
 
 
 @functools.cache

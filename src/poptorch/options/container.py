@@ -86,10 +86,10 @@ class Container:
             self._check_writable(name)
         checked = {}
         for name, value in values.items():
-            wanted = type(self._values.get(name, value))
-            expect(f"option {name}", value, wanted)
+            expected_type = type(self._values.get(name, value))
+            expect(f"option {name}", value, expected_type)
             # A bool or an enum member in place of an int would make later type checks stricter.
-            checked[name] = int(value) if wanted is int else value
+            checked[name] = int(value) if expected_type is int else value
         self._values.update(checked)
         return self
 

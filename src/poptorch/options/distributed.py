@@ -69,7 +69,7 @@ class _DistributedOptions(Container):
 
     @option(LOGS, "broadcast_weights", OF_FIELD, field="runtime.broadcast_weights")
     def broadcastWeights(self, broadcast: bool) -> Self:
-        """Begin with the weights of process 0 everywhere, or check that all have the same.
+        """Start all processes with the weights of process 0, or check that all have the same.
 
         This includes the optimizer's state. With False, any difference is an error in every
         process. Not a PopTorch option.

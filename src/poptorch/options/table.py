@@ -24,11 +24,11 @@ _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 def expect(name: str, value: Any, types: type | tuple[type, ...]) -> None:
     if not isinstance(value, types):
-        wanted = types if isinstance(types, tuple) else (types,)
+        expected_types = types if isinstance(types, tuple) else (types,)
         raise AssertionFailure(
             f"Unexpected type for {name}",
             got=f"{value!r}, of type {type(value).__name__}",
-            fix=f"pass a value of type {' or '.join(kind.__name__ for kind in wanted)}",
+            fix=f"pass a value of type {' or '.join(kind.__name__ for kind in expected_types)}",
         )
 
 
@@ -68,11 +68,11 @@ class Effect(enum.Enum):
     """What an option changes: the letter in tables, and its meaning."""
 
     RESULTS = "N", "changes results"
-    RULES = "V", "decides what is accepted and which chips are taken"
-    LOGS = "L", "logs, files, caching"
-    ESTIMATES = "E", "changes what estimates say of IPUs, not what runs here"
-    HINT = "H", "a hint to hardware, no effect here"
-    MISSING = "M", "not done here"
+    RULES = "V", "decides which models and calls are accepted, and which chips are taken"
+    LOGS = "L", "changes logs, files and caching"
+    ESTIMATES = "E", "changes estimates for IPUs, but not what runs here"
+    HINT = "H", "is a hint to hardware and has no effect here"
+    MISSING = "M", "is not implemented here"
 
 
 RESULTS, RULES, LOGS, ESTIMATES, HINT, MISSING = Effect
@@ -90,7 +90,7 @@ UNSET = _Unset()
 
 
 class _OfField:
-    """Stands for the default of the field of the ``Spec`` that a value sets."""
+    """Represents the default of the field of the ``Spec`` that a value sets."""
 
 
 OF_FIELD = _OfField()

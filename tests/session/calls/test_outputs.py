@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import poptorch
-from helpers.beside import ROWS, Eager, Ours, Way
+from helpers.eager_loop import ROWS, Eager, Ours, Setup
 from helpers.wrapping import (
     Calling,
     Graded,
@@ -40,8 +40,8 @@ class Case(NamedTuple):
     loss_shape: tuple[int, ...]
 
     @property
-    def way(self) -> Way:
-        return Way(
+    def setup(self) -> Setup:
+        return Setup(
             iterations=self.iterations,
             accumulation=self.accumulation,
             replicas=self.replicas,
@@ -64,9 +64,9 @@ each_mode = pytest.mark.parametrize("case", CASES, ids=lambda case: case.mode)
 @pytest.mark.spec("programs", 13, 14, 26)
 @each_mode
 def test_results_have_the_shape_and_the_contents_of_their_output_mode(case: Case) -> None:
-    eager = Eager(with_loss, lambda results: results[1], case.way)
-    training = Ours(with_loss, case.way).wrapper
-    x, y = torch.randn(case.way.rows, 3), torch.randn(case.way.rows, 2)
+    eager = Eager(with_loss, lambda results: results[1], case.setup)
+    training = Ours(with_loss, case.setup).wrapper
+    x, y = torch.randn(case.setup.rows, 3), torch.randn(case.setup.rows, 2)
 
     out, loss = training(x, y)
 
@@ -77,8 +77,8 @@ def test_results_have_the_shape_and_the_contents_of_their_output_mode(case: Case
 
 def called(case: Case) -> poptorch.PoplarExecutor:
     """Return a trained model after one call."""
-    training = Ours(with_loss, case.way).wrapper
-    training(torch.randn(case.way.rows, 3), torch.randn(case.way.rows, 2))
+    training = Ours(with_loss, case.setup).wrapper
+    training(torch.randn(case.setup.rows, 3), torch.randn(case.setup.rows, 2))
     return training
 
 
@@ -116,7 +116,7 @@ def test_latencies_of_the_parts_of_a_call_add_up_to_its_latency(case: Case) -> N
 
 @pytest.mark.spec("executor", 10, 11, 12, 13, 14, 45)
 def test_before_the_first_call_counters_are_empty_and_latencies_zero() -> None:
-    training = Ours(with_loss, Way()).wrapper
+    training = Ours(with_loss, Setup()).wrapper
 
     empty = training.getPerfCounters()
 

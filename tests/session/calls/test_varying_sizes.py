@@ -157,8 +157,8 @@ def test_a_cache_that_grows_is_compiled_twice() -> None:
         for position in range(127):
             x = normal(2, 1, 8, seed=position)
             found, cache = executor(x, cache)
-            wanted, expected = model(x, expected)
-            torch.testing.assert_close(found, wanted)
+            expected_values, expected = model(x, expected)
+            torch.testing.assert_close(found, expected_values)
 
     assert cache.shape == (2, 128, 8)
     assert len(compiled) == 2
@@ -264,7 +264,7 @@ Trained = tuple[poptorch.PoplarExecutor, LossesAndState, LossesAndState]
 def train(
     model: nn.Module, *shapes: tuple[int, int], backend: str = "reference", **counts: int
 ) -> Trained:
-    """Train a model beside eager PyTorch; return the executor and both lists of losses.
+    """Train a model and its eager copy; return the executor and both lists of losses.
 
     Shapes are those of micro-batches. Counts: iterations, accumulation, replicas, lanes.
     """

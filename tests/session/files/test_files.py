@@ -730,10 +730,10 @@ def overlapping(path: Path) -> None:
     with zipfile.ZipFile(path, "a") as file:
         large = max(file.infolist(), key=lambda entry: entry.file_size)
         for at in range(50):
-            twin = zipfile.ZipInfo(f"twin{at}")
-            twin.header_offset, twin.CRC = large.header_offset, large.CRC
-            twin.file_size = twin.compress_size = large.file_size
-            file.filelist.append(twin)
+            duplicate = zipfile.ZipInfo(f"duplicate{at}")
+            duplicate.header_offset, duplicate.CRC = large.header_offset, large.CRC
+            duplicate.file_size = duplicate.compress_size = large.file_size
+            file.filelist.append(duplicate)
         file._didModify = True
 
 

@@ -10,10 +10,10 @@ import poptorch
 from helpers.closeness import relative
 from helpers.wrapping import (
     Calling,
+    EagerPair,
     Graded,
     Having,
     Scaled,
-    Twins,
     agrees,
     infer,
     options,
@@ -169,7 +169,7 @@ def test_accumulators_of_half_weights_are_float_by_default(
 
 
 @pytest.mark.parametrize(
-    "kind, settings, dtype, want",
+    "kind, settings, dtype, expected_value",
     [
         (poptorch.ReductionType.Mean, {"accum_type": HALF}, torch.float32, -35000.0),
         (poptorch.ReductionType.Sum, {"accum_type": HALF}, torch.float32, -float("inf")),
@@ -180,14 +180,14 @@ def test_means_stay_in_range_where_a_sum_overflows(
     kind: poptorch.ReductionType,
     settings: dict[str, bool | torch.dtype],
     dtype: torch.dtype,
-    want: float,
+    expected_value: float,
 ) -> None:
     """A running mean does, and a velocity to which gradients are added already divided."""
     opts = options(accumulation=4).lanes(1)
     opts.Training.accumulationAndReplicationReductionType(kind)
     model, _, wrapped = wrap(opts, dtype=dtype, **settings)
     wrapped(torch.tensor([40000.0, 20000.0, 30000.0, 50000.0], dtype=dtype))
-    assert weight(model) == pytest.approx(want, rel=relative(1, dtype=HALF))
+    assert weight(model) == pytest.approx(expected_value, rel=relative(1, dtype=HALF))
 
 
 COUNT = 20_000
@@ -239,15 +239,15 @@ def test_updates_too_small_for_half_arrive_on_average() -> None:
 
 @pytest.mark.slow
 def test_one_seed_one_sequence_that_continues_after_detaching() -> None:
-    want, _ = trained(rounding(seed=1))
-    assert not torch.equal(want, trained(rounding(seed=2))[0])
+    expected_value, _ = trained(rounding(seed=1))
+    assert not torch.equal(expected_value, trained(rounding(seed=2))[0])
     _, wrapped = trained(rounding(seed=1), calls=2)
     wrapped.detachFromDevice()
     for _ in range(2):
         wrapped(torch.ones(1, 1).half())
-    assert torch.equal(wrapped.model.weight.detach().double(), want)
+    assert torch.equal(wrapped.model.weight.detach().double(), expected_value)
     replicated, _ = trained(rounding(replicas=2), rows=2)
-    assert torch.equal(replicated, want)  # the same mean gradient, the same stream
+    assert torch.equal(replicated, expected_value)  # the same mean gradient, the same stream
 
 
 def test_half_accumulators_are_unbiased() -> None:
@@ -293,7 +293,7 @@ def test_batch_norms_in_half_train() -> None:
     """Torch says of their running statistics, which are half, that they are float32."""
     close = {"rtol": 0, "atol": relative(4, dtype=torch.half)}
     model = Graded(norm=torch.nn.BatchNorm1d(4)).half()
-    twins = Twins(model, lambda p: torch.optim.SGD(p, 0.125), rounding(), **close)
-    twins.step(torch.randn(8, 4).half(), torch.zeros(8, 4).half(), count=3)
+    pair = EagerPair(model, lambda p: torch.optim.SGD(p, 0.125), rounding(), **close)
+    pair.step(torch.randn(8, 4).half(), torch.zeros(8, 4).half(), count=3)
     assert model.norm.running_mean.dtype == torch.half
-    twins.compare()
+    pair.compare()

@@ -12,11 +12,11 @@ import torch
 from torch.optim import optimizer as of_torch
 
 import poptorch
-from helpers.wrapping import PAUSE, Regression, Twins, normal, options
+from helpers.wrapping import PAUSE, EagerPair, Regression, normal, options
 from poptorch._session import guards
 
 X, Y = normal(4, 4), normal(4, 2, seed=1)
-TOLD = "The compiled program does not follow what changed on the host: "
+NOT_FOLLOWED = "The compiled program does not follow what changed on the host: "
 Change = Callable[[torch.optim.Optimizer], object]
 sgd = functools.partial(torch.optim.SGD, lr=0.1)
 
@@ -50,8 +50,8 @@ def trained(make: Callable) -> tuple[torch.optim.Optimizer, poptorch.PoplarExecu
     return optimizer, executor
 
 
-def told(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [text for text in caplog.messages if TOLD in text]
+def messages_about_changes(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [text for text in caplog.messages if NOT_FOLLOWED in text]
 
 
 def entry(**numbers: object) -> Change:
@@ -144,7 +144,7 @@ def test_one_warning_names_a_change_of_the_update(
     caplog.clear()
     change(optimizer)
     run(executor, 3)
-    (message,) = told(caplog)
+    (message,) = messages_about_changes(caplog)
     assert re.search(said, message)
 
 
@@ -157,7 +157,7 @@ def test_a_warning_names_hooks_of_all_optimizers(
         of_torch.register_optimizer_step_post_hook(lambda *_: None),
     ]
     run(executor, 2)
-    (message,) = told(caplog)
+    (message,) = messages_about_changes(caplog)
     assert "2 hooks of the optimizer's step" in message
 
 
@@ -167,7 +167,7 @@ def test_a_warning_names_a_step_that_its_class_gets_later(
     _, executor = trained(sgd)
     monkeypatch.setattr(torch.optim.SGD, "step", lambda self, closure=None: None)
     run(executor, 2)
-    (message,) = told(caplog)
+    (message,) = messages_about_changes(caplog)
     assert "step() of SGD" in message
 
 
@@ -176,7 +176,7 @@ def test_each_kind_of_change_causes_its_own_warning(caplog: pytest.LogCaptureFix
     for change in (entry(lr=0.5), attribute(max_grad_norm=1.0), without_bias, after_each_step):
         change(optimizer)
         run(executor)
-    assert len(told(caplog)) == 4
+    assert len(messages_about_changes(caplog)) == 4
 
 
 HARMLESS = {
@@ -198,7 +198,7 @@ def test_changes_that_do_not_affect_the_update_cause_no_warning(
     optimizer, executor = trained(sgd)
     change(optimizer)
     run(executor, 2)
-    assert told(caplog) == []
+    assert messages_about_changes(caplog) == []
 
 
 REMEDIES = {
@@ -214,17 +214,17 @@ REMEDIES = {
 def test_a_reported_change_takes_effect_as_the_message_says(
     change: Change, destroys: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    twins = Twins(Regression(), sgd)
-    twins.step(X, Y)
-    for optimizer in twins.both:
+    models = EagerPair(Regression(), sgd)
+    models.step(X, Y)
+    for optimizer in models.both:
         change(optimizer)
     if destroys:
-        twins.wrapped.destroy()
-    twins.wrapped.setOptimizer(twins.ours)
+        models.wrapped.destroy()
+    models.wrapped.setOptimizer(models.ours)
     time.sleep(PAUSE)
-    twins.step(X, Y, count=3)
-    twins.compare()
-    assert told(caplog) == []
+    models.step(X, Y, count=3)
+    models.compare()
+    assert messages_about_changes(caplog) == []
 
 
 def test_changes_that_need_another_set_optimizer_are_reported_after_the_first_one(
@@ -234,7 +234,7 @@ def test_changes_that_need_another_set_optimizer_are_reported_after_the_first_on
     after_each_step(optimizer)
     executor.setOptimizer(optimizer)
     run(executor, 2)
-    (message,) = told(caplog)
+    (message,) = messages_about_changes(caplog)
     assert "1 hooks of the optimizer's step" in message
 
 
@@ -278,6 +278,6 @@ def test_each_of_several_optimizers_is_looked_at(caplog: pytest.LogCaptureFixtur
     entry(maximize=True)(pair[1])
     after_each_step(pair[1])
     run(executor)
-    (message,) = told(caplog)
+    (message,) = messages_about_changes(caplog)
     assert "maximize of the optimizer's group 1 was False and is True" in message
     assert "1 hooks of the optimizer's step" in message

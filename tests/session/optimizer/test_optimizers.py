@@ -16,7 +16,7 @@ from torch.optim import lr_scheduler
 
 import poptorch
 from helpers.closeness import FUNCTION, near
-from helpers.wrapping import Graded, Scaled, Twins, compilations, normal, options, saved
+from helpers.wrapping import EagerPair, Graded, Scaled, compilations, normal, options, saved
 from helpers.wrapping import Regression as Net
 
 X, Y = normal(4, 4), normal(4, 2, seed=1)
@@ -62,18 +62,21 @@ def test_resuming_detaching_and_destroying_continue_bit_for_bit(name: str) -> No
         training.setOptimizer(optimizer)
     scheduler.step()
     training.setOptimizer(optimizer)
-    checkpoint, twin = saved({"model": model.state_dict(), "opt": optimizer.state_dict()}), Net()
-    twin.load_state_dict(checkpoint["model"])
-    fresh = OPTIMIZERS[name](twin.parameters())
+    checkpoint, restored = (
+        saved({"model": model.state_dict(), "opt": optimizer.state_dict()}),
+        Net(),
+    )
+    restored.load_state_dict(checkpoint["model"])
+    fresh = OPTIMIZERS[name](restored.parameters())
     fresh.load_state_dict(checkpoint["opt"])
-    again = wrapped(twin, fresh)
+    again = wrapped(restored, fresh)
     expected, losses = [again(X, Y) for _ in range(4)], [training(X, Y)]
     training.detachFromDevice()
     losses += [training(X, Y) for _ in range(2)]
     training.destroy()
     training = wrapped(model, optimizer)
     assert [*losses, training(X, Y)] == expected
-    torch.testing.assert_close(twin.state_dict(), model.state_dict(), rtol=0, atol=0)
+    torch.testing.assert_close(restored.state_dict(), model.state_dict(), rtol=0, atol=0)
     rate = optimizer.param_groups[0]["lr"]
     assert fresh.param_groups[0]["lr"] == rate
     # Rebuilt at epoch 1 it makes the step to epoch 2, from the stored rate.
@@ -211,10 +214,10 @@ def test_a_changed_rate_waits_for_set_optimizer(kind: type) -> None:
     training = wrapped(model, optimizer)
 
     def step(rate: float) -> None:
-        twin = copy.deepcopy(model)
-        twin(X, Y).backward()
+        eager_model = copy.deepcopy(model)
+        eager_model(X, Y).backward()
         training(X, Y)
-        expected = twin.layer.weight.detach() - rate * twin.layer.weight.grad
+        expected = eager_model.layer.weight.detach() - rate * eager_model.layer.weight.grad
         torch.testing.assert_close(model.layer.weight.detach(), expected)
 
     optimizer.param_groups[0]["lr"] = 0.0  # after wrapping: not seen
@@ -280,11 +283,13 @@ def test_parameters_that_are_not_trained_stay(way: str, caplog: pytest.LogCaptur
     training = wrapped(model, torch.optim.SGD(trained + other, lr=0.1))
     if way == "frozen":
         model.layer.weight.requires_grad_(False)  # after wrapping
-    twin = copy.deepcopy(model)
-    twin(X, Y).backward()
+    eager_model = copy.deepcopy(model)
+    eager_model(X, Y).backward()
     training(X, Y)
-    assert torch.equal(model.layer.weight, twin.layer.weight)
-    torch.testing.assert_close(model.layer.bias, twin.layer.bias - 0.1 * twin.layer.bias.grad)
+    assert torch.equal(model.layer.weight, eager_model.layer.weight)
+    torch.testing.assert_close(
+        model.layer.bias, eager_model.layer.bias - 0.1 * eager_model.layer.bias.grad
+    )
     (said,) = (text for text in caplog.messages if "do not belong" in text)
     assert f"1 of the optimizer's {len(trained) + 1} parameters" in said
     assert "'scale', shape (3,)" in said
@@ -298,7 +303,7 @@ def test_an_optimizer_of_another_model_is_refused(library: Any) -> None:
         training(X, Y)
 
 
-GIVEN, WANTED = normal(8, 4), normal(8, 2, seed=1)
+GIVEN, EXPECTED = normal(8, 4), normal(8, 2, seed=1)
 Maker = Callable[[Any], torch.optim.Optimizer]
 
 
@@ -308,18 +313,18 @@ def net(dropout: float = 0.0) -> nn.Module:
     return Graded(body=nn.Sequential(*layers), head=nn.Linear(6, 2))
 
 
-def trained(make: Maker) -> Twins:
-    return Twins(net(), make, **near(8 + FUNCTION, 6))
+def trained(make: Maker) -> EagerPair:
+    return EagerPair(net(), make, **near(8 + FUNCTION, 6))
 
 
-def change(twins: Twins, **numbers: Any) -> None:
-    for optimizer in twins.both:
+def change(pair: EagerPair, **numbers: Any) -> None:
+    for optimizer in pair.both:
         optimizer.param_groups[0].update(numbers)
-    twins.wrapped.setOptimizer(twins.ours)
+    pair.wrapped.setOptimizer(pair.ours)
 
 
-def load(twins: Twins, state: dict[str, Any]) -> None:
-    for optimizer in twins.both:
+def load(pair: EagerPair, state: dict[str, Any]) -> None:
+    for optimizer in pair.both:
         optimizer.load_state_dict(copy.deepcopy(state))
 
 
@@ -340,7 +345,7 @@ MAKERS: dict[str, Maker] = {
 @pytest.mark.parametrize("name", MAKERS)
 def test_state_equals_that_of_eager_and_a_resumed_run_continues_with_it(name: str) -> None:
     first, second = trained(MAKERS[name]), trained(MAKERS[name])
-    first.step(GIVEN, WANTED, count=3)
+    first.step(GIVEN, EXPECTED, count=3)
     first.compare()
     theirs, ours = (optimizer.state_dict() for optimizer in first.both)
     assert ours["param_groups"] == theirs["param_groups"]
@@ -350,47 +355,47 @@ def test_state_equals_that_of_eager_and_a_resumed_run_continues_with_it(name: st
     first.compare()
     first.wrapped.destroy()
     first.ours.zero_grad()
-    first.model(GIVEN, WANTED).backward()
+    first.model(GIVEN, EXPECTED).backward()
     first.ours.step()  # by hand, with what the device left
-    first.eager_step(GIVEN, WANTED)
+    first.eager_step(GIVEN, EXPECTED)
     first.compare()
     checkpoint = copy.deepcopy((first.model.state_dict(), first.ours.state_dict()))
     second.eager, second.theirs = first.eager, first.theirs
     checkpoint[1]["param_groups"][0]["lr"] = first.theirs.param_groups[0]["lr"] = 0.02
     if name in ("Adam", "SGD"):  # there is a program, and other state on the device
         for _ in range(2):
-            second.wrapped(GIVEN, WANTED)
+            second.wrapped(GIVEN, EXPECTED)
     if name == "SGD":
         second.wrapped.detachFromDevice()
     second.model.load_state_dict(checkpoint[0])
     second.ours.load_state_dict(checkpoint[1])
     if name == "Adam":
         second.wrapped.copyWeightsToDevice()
-    second.step(GIVEN, WANTED, count=3)
+    second.step(GIVEN, EXPECTED, count=3)
     second.compare()
 
 
 def test_the_state_itself_can_be_read_copied_cleared_and_changed() -> None:
-    twins = trained(MAKERS["Adam"])
-    twins.step(GIVEN, WANTED, count=2)
-    weight = twins.model.head.weight
-    assert len(twins.ours.state) == 6
-    assert weight in twins.ours.state
-    theirs = twins.theirs.state[twins.eager.head.weight]["exp_avg"]
-    torch.testing.assert_close(twins.ours.state[weight]["exp_avg"], theirs)
-    twins.step(GIVEN, WANTED)
-    torch.testing.assert_close(twins.ours.state[weight]["exp_avg"], theirs)
-    for twin in (copy.copy(twins.ours.state), pickle.loads(pickle.dumps(twins.ours)).state):
-        assert type(twin).__name__ == "defaultdict"
-        assert len(twin) == 6
-    for optimizer in twins.both:
+    pair = trained(MAKERS["Adam"])
+    pair.step(GIVEN, EXPECTED, count=2)
+    weight = pair.model.head.weight
+    assert len(pair.ours.state) == 6
+    assert weight in pair.ours.state
+    theirs = pair.theirs.state[pair.eager.head.weight]["exp_avg"]
+    torch.testing.assert_close(pair.ours.state[weight]["exp_avg"], theirs)
+    pair.step(GIVEN, EXPECTED)
+    torch.testing.assert_close(pair.ours.state[weight]["exp_avg"], theirs)
+    for copied in (copy.copy(pair.ours.state), pickle.loads(pickle.dumps(pair.ours)).state):
+        assert type(copied).__name__ == "defaultdict"
+        assert len(copied) == 6
+    for optimizer in pair.both:
         optimizer.state.clear()
-    twins.step(GIVEN, WANTED, count=2)
-    twins.compare()
-    load(twins, trained(MAKERS["Adam"]).theirs.state_dict())  # of before any step
-    twins.step(GIVEN, WANTED, count=2)
-    twins.compare()
-    twins.step(GIVEN, WANTED, count=3)
+    pair.step(GIVEN, EXPECTED, count=2)
+    pair.compare()
+    load(pair, trained(MAKERS["Adam"]).theirs.state_dict())  # of before any step
+    pair.step(GIVEN, EXPECTED, count=2)
+    pair.compare()
+    pair.step(GIVEN, EXPECTED, count=3)
     for edit in (
         lambda state: state["exp_avg"].zero_(),
         lambda state: state.update(exp_avg=torch.zeros_like(state["exp_avg"])),
@@ -398,33 +403,33 @@ def test_the_state_itself_can_be_read_copied_cleared_and_changed() -> None:
     ):
         for attached in (True, False):
             if not attached:
-                twins.wrapped.detachFromDevice()
-            for optimizer in twins.both:
+                pair.wrapped.detachFromDevice()
+            for optimizer in pair.both:
                 for entry in optimizer.state.values():
                     edit(entry)
-            twins.step(GIVEN, WANTED, count=2)
-            twins.compare()
+            pair.step(GIVEN, EXPECTED, count=2)
+            pair.compare()
 
 
 def test_a_step_on_the_host_takes_effect_and_a_change_of_old_state_causes_one_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    twins = trained(MAKERS["Adam"])
-    twins.step(GIVEN, WANTED)
-    twins.ours.zero_grad()  # a step by hand moves weights and moments on the host; both go up
-    twins.model.forward(GIVEN, WANTED).backward()
-    twins.ours.step()
-    twins.wrapped.copyWeightsToDevice()
-    twins.eager_step(GIVEN, WANTED)
-    twins.step(GIVEN, WANTED)
-    old = [entry["exp_avg"] for entry in twins.ours.state.values()]
-    twins.step(GIVEN, WANTED)
+    pair = trained(MAKERS["Adam"])
+    pair.step(GIVEN, EXPECTED)
+    pair.ours.zero_grad()  # a step by hand moves weights and moments on the host; both go up
+    pair.model.forward(GIVEN, EXPECTED).backward()
+    pair.ours.step()
+    pair.wrapped.copyWeightsToDevice()
+    pair.eager_step(GIVEN, EXPECTED)
+    pair.step(GIVEN, EXPECTED)
+    old = [entry["exp_avg"] for entry in pair.ours.state.values()]
+    pair.step(GIVEN, EXPECTED)
     assert not caplog.records
     for tensor in old:
         tensor.zero_()
-    twins.step(GIVEN, WANTED, count=2)  # eager's were not changed
+    pair.step(GIVEN, EXPECTED, count=2)  # eager's were not changed
     assert caplog.text.count("The device does not receive these changes") == 1
-    twins.compare()
+    pair.compare()
 
 
 SCHEDULES: dict[str, tuple[str, Callable[[torch.optim.Optimizer], lr_scheduler.LRScheduler]]] = {
@@ -440,16 +445,16 @@ SCHEDULES: dict[str, tuple[str, Callable[[torch.optim.Optimizer], lr_scheduler.L
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_schedules_give_eagers_numbers_step_by_step(schedule: str) -> None:
     name, make = SCHEDULES[schedule]
-    twins = trained(MAKERS[name])
-    schedules = [make(optimizer) for optimizer in twins.both]
-    twins.wrapped.setOptimizer(twins.ours)
+    pair = trained(MAKERS[name])
+    schedules = [make(optimizer) for optimizer in pair.both]
+    pair.wrapped.setOptimizer(pair.ours)
     with compilations() as programs:
         for _ in range(8):
-            twins.step(GIVEN, WANTED)
+            pair.step(GIVEN, EXPECTED)
             for scheduler in schedules:
                 scheduler.step(*((1.0,) if schedule == "Plateau" else ()))
-            twins.wrapped.setOptimizer(twins.ours)
-    twins.compare()
+            pair.wrapped.setOptimizer(pair.ours)
+    pair.compare()
     assert len(programs) == 1
 
 
@@ -490,17 +495,17 @@ def test_a_term_that_was_compiled_out_comes_in_with_all_state_kept(
     changes: list[dict[str, float | tuple[float, float]]],
     number: int,
 ) -> None:
-    twins = trained(make)
+    pair = trained(make)
     with compilations() as programs:
-        twins.step(GIVEN, WANTED, count=2)
+        pair.step(GIVEN, EXPECTED, count=2)
         for numbers in changes:
             if way == "detached":
-                twins.wrapped.detachFromDevice()
-            change(twins, **numbers)
+                pair.wrapped.detachFromDevice()
+            change(pair, **numbers)
             if way == "other mode":
-                twins.train(not twins.model.training)
-            twins.step(GIVEN, WANTED, count=2)
-            twins.compare()
+                pair.train(not pair.model.training)
+            pair.step(GIVEN, EXPECTED, count=2)
+            pair.compare()
     if way != "other mode":
         assert len(programs) == number
 
@@ -510,34 +515,34 @@ def test_a_message_says_that_loaded_state_changes_the_program(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """``load_state_dict`` brings numbers along, and with them, a term that was compiled out."""
-    donor, twins = (trained(MAKERS["SGD"]), trained(MAKERS["plain"]))
-    donor.step(GIVEN, WANTED, count=2)
-    twins.step(GIVEN, WANTED)
-    load(twins, donor.ours.state_dict())
+    donor, pair = (trained(MAKERS["SGD"]), trained(MAKERS["plain"]))
+    donor.step(GIVEN, EXPECTED, count=2)
+    pair.step(GIVEN, EXPECTED)
+    load(pair, donor.ours.state_dict())
     with compilations() as programs, caplog.at_level("INFO", "poptorch::python"):
-        twins.step(GIVEN, WANTED, count=2)
+        pair.step(GIVEN, EXPECTED, count=2)
     assert caplog.text.count("The structure of the optimizer changed") == 1
-    twins.compare()
+    pair.compare()
     assert len(programs) == 1
 
 
 @pytest.mark.parametrize("numbers", [{"lr": 0.01}, {"dampening": 0.5, "weight_decay": 0.1}])
 def test_a_new_optimizer_continues_with_the_moments(numbers: dict[str, float]) -> None:
     """The first one, if it comes back, brings its own and shows what the device has then."""
-    twins = trained(MAKERS["SGD"])
-    twins.step(GIVEN, WANTED, count=2)
-    first, then = twins.ours, copy.deepcopy(twins.ours.state_dict())
+    pair = trained(MAKERS["SGD"])
+    pair.step(GIVEN, EXPECTED, count=2)
+    first, then = pair.ours, copy.deepcopy(pair.ours.state_dict())
     settings = {"lr": 0.05, "momentum": 0.9, **numbers}
-    twins.ours = torch.optim.SGD(twins.model.parameters(), **settings)
-    twins.wrapped.setOptimizer(twins.ours)
-    twins.theirs.param_groups[0].update(numbers)
-    twins.step(GIVEN, WANTED, count=3)
-    twins.compare()
-    twins.ours = first
-    twins.wrapped.setOptimizer(first)
-    twins.theirs.load_state_dict(then)
-    twins.step(GIVEN, WANTED)
-    twins.compare()
+    pair.ours = torch.optim.SGD(pair.model.parameters(), **settings)
+    pair.wrapped.setOptimizer(pair.ours)
+    pair.theirs.param_groups[0].update(numbers)
+    pair.step(GIVEN, EXPECTED, count=3)
+    pair.compare()
+    pair.ours = first
+    pair.wrapped.setOptimizer(first)
+    pair.theirs.load_state_dict(then)
+    pair.step(GIVEN, EXPECTED)
+    pair.compare()
 
 
 def test_several_optimizers_have_separate_numbers_and_state() -> None:
@@ -555,8 +560,8 @@ def test_several_optimizers_have_separate_numbers_and_state() -> None:
                 state["state"][0]["exp_avg"].zero_()
                 optimizers[1].load_state_dict(state)
         wrapped.setOptimizer(of_both[0])
-        wrapped(GIVEN, WANTED)
-        models[1](GIVEN, WANTED).backward()
+        wrapped(GIVEN, EXPECTED)
+        models[1](GIVEN, EXPECTED).backward()
         for optimizer in of_both[1]:
             optimizer.step()
             optimizer.zero_grad()
@@ -587,10 +592,12 @@ def test_the_random_sequence_continues() -> None:
     losses = []
     for changed in (False, True):
         torch.manual_seed(0)
-        twins = Twins(net(dropout=0.5), lambda p: torch.optim.SGD(p, 0.0), options().randomSeed(3))
-        twins.wrapped(GIVEN, WANTED)
-        change(twins, **({"momentum": 0.9} if changed else {}))
-        losses.append([twins.wrapped(GIVEN, WANTED).item() for _ in range(3)])
+        pair = EagerPair(
+            net(dropout=0.5), lambda p: torch.optim.SGD(p, 0.0), options().randomSeed(3)
+        )
+        pair.wrapped(GIVEN, EXPECTED)
+        change(pair, **({"momentum": 0.9} if changed else {}))
+        losses.append([pair.wrapped(GIVEN, EXPECTED).item() for _ in range(3)])
     assert losses[0] == losses[1]
     assert len(set(losses[0])) == 3
 
@@ -598,20 +605,20 @@ def test_the_random_sequence_continues() -> None:
 def test_a_structural_change_waits_for_set_optimizer_or_is_refused(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    twins = trained(MAKERS["plain"])
+    pair = trained(MAKERS["plain"])
     with compilations() as programs:
-        twins.step(GIVEN, WANTED)
-        twins.ours.param_groups[0]["momentum"] = 0.9
-        twins.step(GIVEN, WANTED)  # eager's was not changed
+        pair.step(GIVEN, EXPECTED)
+        pair.ours.param_groups[0]["momentum"] = 0.9
+        pair.step(GIVEN, EXPECTED)  # eager's was not changed
     assert "momentum of the optimizer's group 0 was 0 and is 0.9" in caplog.text
     assert len(programs) == 1
-    twins = trained(MAKERS["SGD"])
-    twins.step(GIVEN, WANTED)
+    pair = trained(MAKERS["SGD"])
+    pair.step(GIVEN, EXPECTED)
     with pytest.raises(ValueError, match="Nesterov momentum requires"):
-        change(twins, momentum=0.0, nesterov=True)
-    change(twins, momentum=0.9, nesterov=False)
-    twins.step(GIVEN, WANTED)
-    twins.compare()
+        change(pair, momentum=0.0, nesterov=True)
+    change(pair, momentum=0.9, nesterov=False)
+    pair.step(GIVEN, EXPECTED)
+    pair.compare()
 
 
 @pytest.mark.slow
@@ -620,8 +627,10 @@ def test_double_precision_is_that_of_numbers_and_moments_too(name: str) -> None:
     opts, running = options(accumulation=3), poptorch.MeanReductionStrategy.Running
     opts.Training.setMeanAccumulationAndReplicationReductionStrategy(running)
     opts.Precision.narrow64Bit(False)
-    twins = Twins(net().double(), MAKERS[name], opts, **near(8 + FUNCTION, 6, dtype=torch.float64))
-    whole = GIVEN.double(), WANTED.double()
+    pair = EagerPair(
+        net().double(), MAKERS[name], opts, **near(8 + FUNCTION, 6, dtype=torch.float64)
+    )
+    whole = GIVEN.double(), EXPECTED.double()
     for _ in range(3):
-        got = twins.wrapped(*(x.repeat(3, 1) for x in whole))
-        torch.testing.assert_close(got, twins.eager_step(*whole), **twins.close)
+        got = pair.wrapped(*(x.repeat(3, 1) for x in whole))
+        torch.testing.assert_close(got, pair.eager_step(*whole), **pair.close)

@@ -8,7 +8,7 @@ import torch
 
 import poptorch
 from helpers.closeness import FUNCTION, near
-from helpers.wrapping import Regression, Twins, options
+from helpers.wrapping import EagerPair, Regression, options
 
 Group = dict[str, Any]
 Change = Callable[[Group], None]
@@ -65,7 +65,7 @@ def test_numbers_that_a_step_changes_keep_their_type(change: Change, values: Gro
     def make(parameters: Any) -> Changing:
         return Changing(parameters, change, **values)
 
-    both = Twins(Regression(), make, options(), **near(FUNCTION + 6, 4))
+    both = EagerPair(Regression(), make, options(), **near(FUNCTION + 6, 4))
     both.step(torch.randn(3, 4), torch.randn(3, 2), count=3)
 
     theirs, ours = (repr(optimizer.state_dict()) for optimizer in both.both)

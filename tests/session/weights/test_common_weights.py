@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 import poptorch
 from helpers.closeness import FUNCTION, near
-from helpers.wrapping import Graded, Having, Twins, compilations, normal, options
+from helpers.wrapping import EagerPair, Graded, Having, compilations, normal, options
 
 adam = functools.partial(torch.optim.Adam, lr=0.05)
 
@@ -161,16 +161,16 @@ def test_trained_weights_reach_a_validation_model_after_data_was_assigned() -> N
 
 @pytest.mark.parametrize("ends", ["destroyed", "dropped"])
 def test_weights_are_read_after_a_validation_model_has_ended(ends: str) -> None:
-    twins = Twins(nets()[1], adam, **near(10, 2))
+    pair = EagerPair(nets()[1], adam, **near(10, 2))
     x, y = torch.randn(4, 5), torch.randn(4, 1)
-    validation = poptorch.inferenceModel(twins.model, options())
-    twins.step(x, y)
-    torch.testing.assert_close(validation(x), twins.eager(x))
+    validation = poptorch.inferenceModel(pair.model, options())
+    pair.step(x, y)
+    torch.testing.assert_close(validation(x), pair.eager(x))
     if ends == "destroyed":
         validation.destroy()
     del validation
-    twins.step(x, y)
-    twins.compare()
+    pair.step(x, y)
+    pair.compare()
 
 
 @pytest.mark.slow
@@ -244,20 +244,20 @@ def sgd(parameters: Any) -> torch.optim.Optimizer:
 
 @pytest.mark.parametrize("backend", ["reference", "staged"])
 def test_training_and_validating_follow_the_mode(backend: str) -> None:
-    twins = Twins(Net(), sgd, options().backend(backend))
-    inference = poptorch.inferenceModel(twins.model, options())
+    pair = EagerPair(Net(), sgd, options().backend(backend))
+    inference = poptorch.inferenceModel(pair.model, options())
     for mode in (True, False, False, True, False, True):
-        for module in (twins.model, twins.eager, inference):
+        for module in (pair.model, pair.eager, inference):
             module.train(mode)
-        twins.eager.training = True  # the wrapped module's own mode is the wrapper's
-        twins.step(X, Y)
-        twins.eager.training = mode
-        assert torch.equal(inference(X), copy.deepcopy(twins.eager)(X).detach())
+        pair.eager.training = True  # the wrapped module's own mode is the wrapper's
+        pair.step(X, Y)
+        pair.eager.training = mode
+        assert torch.equal(inference(X), copy.deepcopy(pair.eager)(X).detach())
     for frozen in (False, True, False):  # statistics alone: the commonest reason
-        for model in (twins.model, twins.eager):
+        for model in (pair.model, pair.eager):
             model.norm.train(not frozen)
-        twins.step(X, Y)
-    twins.compare()
+        pair.step(X, Y)
+    pair.compare()
 
 
 class Labelled(Net):
@@ -290,29 +290,29 @@ def test_an_inference_model_remains_in_eval_mode(called_before: bool) -> None:
 
 def test_a_short_last_batch_trains_like_eager() -> None:
     chosen = options().backend("staged").programs(2)
-    twins = Twins(Net(), sgd, chosen)
+    pair = EagerPair(Net(), sgd, chosen)
     data = torch.utils.data.TensorDataset(normal(19, 4), normal(19, 4, seed=1))
     loader = poptorch.DataLoader(chosen, data, batch_size=8, drop_last=False)
     with compilations() as compiled:
         for _ in range(2):
             for x, y in loader:
-                twins.step(x, y)
+                pair.step(x, y)
     assert len(compiled) == 2
-    twins.compare()
+    pair.compare()
 
 
 @pytest.mark.slow
 def test_detaching_saving_and_other_modes_in_between(tmp_path: Path) -> None:
     adam = functools.partial(torch.optim.Adam, lr=0.1, betas=(0.5, 0.9), eps=1e-2)
     # A norm over three rows makes errors larger: of these sums eager torch is 2e-05 from float64.
-    twins = Twins(Net(), adam, options().programs(2), **near(8 + FUNCTION, 5, size=4))
+    pair = EagerPair(Net(), adam, options().programs(2), **near(8 + FUNCTION, 5, size=4))
     for rows, mode in ((8, True), (3, True), (3, False), (8, False), (8, True)):
-        twins.train(mode)
-        twins.eager.training = True
-        twins.step(X[:rows], Y[:rows])
-        twins.wrapped.save(tmp_path / "model.poptorch")
-        twins.wrapped.detachFromDevice()
-    twins.compare()
+        pair.train(mode)
+        pair.eager.training = True
+        pair.step(X[:rows], Y[:rows])
+        pair.wrapped.save(tmp_path / "model.poptorch")
+        pair.wrapped.detachFromDevice()
+    pair.compare()
 
 
 def test_weights_that_are_set_between_reach_every_program() -> None:
@@ -382,11 +382,11 @@ def test_weights_that_only_one_program_trains_keep_their_moments(detaches: bool)
         return nn.functional.mse_loss(model.layer(x) * (model.scale if model.training else 1.0), y)
 
     scaled = Having(forward, layer=nn.Linear(4, 4), scale=nn.Parameter(torch.ones(4)))
-    twins = Twins(Having(lambda model, x, y: model.inner(x, y), inner=scaled), sgd)
+    pair = EagerPair(Having(lambda model, x, y: model.inner(x, y), inner=scaled), sgd)
     for mode in (True, True, False, True, False):
-        twins.train(mode)
-        twins.step(X, Y)
+        pair.train(mode)
+        pair.step(X, Y)
         if not mode:
             if detaches:
-                twins.wrapped.detachFromDevice()
-            twins.compare()
+                pair.wrapped.detachFromDevice()
+            pair.compare()

@@ -19,7 +19,7 @@ from torch import nn
 import poptorch
 from helpers.cases import few
 from helpers.closeness import near
-from helpers.wrapping import Graded, Having, Twins, inference, normal, options, saved, training
+from helpers.wrapping import EagerPair, Graded, Having, inference, normal, options, saved, training
 
 X, Y = normal(4, 4), normal(4, 2, seed=1)
 sgd = functools.partial(torch.optim.SGD, lr=0.1)
@@ -61,11 +61,11 @@ LOOKS = {
 @pytest.mark.spec("executor", 4, 5, 55, 58)
 @pytest.mark.spec("programs", 5)
 def test_every_way_of_reading_weights_sees_trained_values() -> None:
-    twins = Twins(Net(), sgd)
+    pair = EagerPair(Net(), sgd)
     for look in LOOKS.values():
-        twins.step(X, Y, count=2)
-        assert torch.equal(look(twins.model, twins.wrapped), look(twins.eager, twins.eager))
-    assert set(twins.wrapped.plan().program.graphs) == {"step"}  # one graph holds it all
+        pair.step(X, Y, count=2)
+        assert torch.equal(look(pair.model, pair.wrapped), look(pair.eager, pair.eager))
+    assert set(pair.wrapped.plan().program.graphs) == {"step"}  # one graph holds it all
 
 
 def transfers(caplog: pytest.LogCaptureFixture) -> list[int]:
@@ -81,25 +81,25 @@ def test_several_training_calls_cause_one_download_and_validation_refreshes_itse
     first: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG, "poptorch:cpp")
-    twins = Twins(Net(), sgd)
+    pair = EagerPair(Net(), sgd)
     if first == "inference":
-        inference = poptorch.inferenceModel(twins.model, options())
+        inference = poptorch.inferenceModel(pair.model, options())
         inference(X)
-    twins.step(X, Y, count=3)
+    pair.step(X, Y, count=3)
     compiled = 2 if first == "inference" else 1  # compiling uploads by itself
     assert transfers(caplog) == [0, compiled]
     if first == "training":
-        inference = poptorch.inferenceModel(twins.model, options())
+        inference = poptorch.inferenceModel(pair.model, options())
     for _ in range(3):
-        twins.model.state_dict()
-        twins.model(X)
-        assert torch.equal(inference(X), twins.eager(X))
+        pair.model.state_dict()
+        pair.model(X)
+        assert torch.equal(inference(X), pair.eager(X))
     assert transfers(caplog) == [1, compiled + 1]
-    twins.step(X, Y)
+    pair.step(X, Y)
     inference(X)
     inference(X)
     assert transfers(caplog) == [2, compiled + 2]
-    assert not twins.wrapped.copyWeightsToHostIfNeeded()
+    assert not pair.wrapped.copyWeightsToHostIfNeeded()
 
 
 @pytest.mark.spec("executor", 7)
@@ -118,8 +118,8 @@ def test_host_edits_wait_for_an_explicit_copy() -> None:
 @pytest.mark.spec("executor", 8, 9, 53, 68)
 def test_uploading_discards_progress_and_host_tensors_keep_identity_and_storage() -> None:
     model = Net()
-    model.twin = nn.Linear(4, 2)
-    model.twin.weight = weight = model.layer.weight
+    model.tied = nn.Linear(4, 2)
+    model.tied.weight = weight = model.layer.weight
     before, storage = weight.clone(), weight.data_ptr()
     executor = trained(model)
     executor.copyWeightsToDevice()
@@ -128,16 +128,16 @@ def test_uploading_discards_progress_and_host_tensors_keep_identity_and_storage(
     executor(X, Y)
     executor.copyWeightsToHost()
     assert not torch.equal(weight, before)
-    assert model.twin.weight is model.layer.weight is weight  # tied weights stay tied
+    assert model.tied.weight is model.layer.weight is weight  # tied weights stay tied
     state = model.state_dict()
-    assert state["twin.weight"].data_ptr() == state["layer.weight"].data_ptr() == storage
+    assert state["tied.weight"].data_ptr() == state["layer.weight"].data_ptr() == storage
 
 
 @pytest.mark.spec("executor", 1, 2, 3, 36, 51, 52)
 def test_a_model_can_be_wrapped_destroyed_and_wrapped_again() -> None:
-    twins = Twins(Net(), sgd)
-    model, executor = twins.model, twins.wrapped
-    twins.step(X, Y)
+    pair = EagerPair(Net(), sgd)
+    model, executor = pair.model, pair.wrapped
+    pair.step(X, Y)
     assert type(model).__name__ == "PoptorchNet"
     assert isinstance(model, Net)
     assert executor.model is model
@@ -147,36 +147,36 @@ def test_a_model_can_be_wrapped_destroyed_and_wrapped_again() -> None:
     assert not executor.isCompiled()
     assert type(model) is Net
     assert type(model.layer._parameters) is dict
-    twins.compare()
-    twins.step(X[:2], Y[:2])  # compiles again
+    pair.compare()
+    pair.step(X[:2], Y[:2])  # compiles again
     assert type(model).__name__ == "PoptorchNet"
     assert not hasattr(model, "note")  # what is assigned on the executor stays there
     executor.destroy()
-    twins.wrapped = poptorch.trainingModel(model, options(), twins.ours)
-    twins.step(X, Y)
+    pair.wrapped = poptorch.trainingModel(model, options(), pair.ours)
+    pair.step(X, Y)
     with pytest.raises(RuntimeError, match="already been wrapped"):
         executor(X, Y)  # another one has the model now
     del executor
     gc.collect()  # and keeps it when the first one goes
-    twins.step(X, Y)
-    twins.compare()
+    pair.step(X, Y)
+    pair.compare()
 
 
 def test_an_executor_may_be_collected_while_another_is_captured() -> None:
-    twins = Twins(Net(), functools.partial(sgd, momentum=0.9))
-    twins.step(X, Y)
+    pair = EagerPair(Net(), functools.partial(sgd, momentum=0.9))
+    pair.step(X, Y)
 
     class Dropping(Net):
         def forward(
             self, x: torch.Tensor, y: torch.Tensor | None = None
         ) -> tuple[torch.Tensor, torch.Tensor]:
-            twins.wrapped = None
+            pair.wrapped = None
             gc.collect()
             return super().forward(x, y)
 
     assert torch.isfinite(poptorch.trainingModel(Dropping(), options(accumulation=2))(X, Y)[1])
-    twins.compare()
-    assert type(twins.model) is Net
+    pair.compare()
+    assert type(pair.model) is Net
 
 
 def test_gradients_of_the_hosts_own_are_forgotten_and_move_no_weights() -> None:
@@ -304,7 +304,7 @@ HELD: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "another module": (lambda m, o: Having(None, layer=m.fc.weight), lambda held: held.layer * 1),
     "a parameter of it": (lambda m, o: m.fc.weight, lambda w: nn.Parameter(w) + 0),
     "a copy": (lambda m, o: m.fc.weight, copy.deepcopy),
-    "a shallow copy": (lambda m, o: copy.copy(m), lambda twin: twin.fc.weight * 1),
+    "a shallow copy": (lambda m, o: copy.copy(m), lambda tied: tied.fc.weight * 1),
     "a pickle": (lambda m, o: m.fc.weight, lambda w: pickle.loads(pickle.dumps(w))),
     "a file": (lambda m, o: m.fc.weight, lambda w: saved(w)),
     "numbers": (lambda m, o: m.fc.weight, lambda w: torch.tensor(w.tolist())),
@@ -314,22 +314,22 @@ HELD: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
 
 
 def test_a_reference_to_a_parameter_reads_trained_values() -> None:
-    twins = Twins(Layered(), adam, **near(8, 10, size=0.1))
+    pair = EagerPair(Layered(), adam, **near(8, 10, size=0.1))
     for name, (hold, read) in HELD.items():
-        held, theirs = hold(twins.model, twins.ours), hold(twins.eager, twins.theirs)
-        twins.step(P, Q, count=2)
+        held, theirs = hold(pair.model, pair.ours), hold(pair.eager, pair.theirs)
+        pair.step(P, Q, count=2)
         got = read(held)
         torch.testing.assert_close(got, read(theirs), msg=lambda text, name=name: f"{name}: {text}")
         assert type(got) in (torch.Tensor, nn.Parameter)
-    weight = twins.model.fc.weight
-    twins.step(P, Q)
+    weight = pair.model.fc.weight
+    pair.step(P, Q)
     assert isinstance(weight, nn.Parameter)
     assert weight.shape == (2, 3)
     assert weight.grad is None
-    assert twins.wrapped._session.weights.device.newer  # none of these needs values
-    twins.wrapped.destroy()
+    assert pair.wrapped._session.weights.device.newer  # none of these needs values
+    pair.wrapped.destroy()
     assert type(weight) is nn.Parameter
-    assert torch.equal(weight, twins.model.fc.weight)
+    assert torch.equal(weight, pair.model.fc.weight)
     assert vars(weight) == {}
 
 
@@ -370,18 +370,18 @@ def test_a_model_with_a_reference_to_its_executor_is_collected_and_its_weights_a
         def loss(self, model: Having, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
             return nn.functional.mse_loss(model.layer(x), y)
 
-    twins = Twins(Graded(layer=nn.Linear(3, 2)), adam, **near(10, 2))
-    trainer = Trainer(twins.model.layer, twins.ours)
-    validation = poptorch.inferenceModel(twins.model, options())
+    pair = EagerPair(Graded(layer=nn.Linear(3, 2)), adam, **near(10, 2))
+    trainer = Trainer(pair.model.layer, pair.ours)
+    validation = poptorch.inferenceModel(pair.model, options())
     validation(P)
     trainer.run(P, Q)
     held = written(trainer.run)
     del trainer
     gc.collect()
     assert all(each() is None for each in held)
-    twins.eager_step(P, Q)
-    torch.testing.assert_close(validation(P), twins.eager(P))
-    twins.compare()
+    pair.eager_step(P, Q)
+    torch.testing.assert_close(validation(P), pair.eager(P))
+    pair.compare()
 
 
 def test_a_replaced_program_is_released_at_once() -> None:
@@ -402,17 +402,17 @@ def test_a_replaced_program_is_released_at_once() -> None:
 def test_an_optimizers_state_follows_a_parameter_whose_data_are_others(way: str) -> None:
     layers = {"first": nn.Linear(3, 3), "second": nn.Linear(3, 3)}
     two = Having(lambda m, x: nn.functional.mse_loss(m.second(torch.tanh(m.first(x))), x), **layers)
-    twins = Twins(two, adam, **near(8, 10, size=0.1))
-    twins.step(P)
-    for model in (twins.model, twins.eager):
+    pair = EagerPair(two, adam, **near(8, 10, size=0.1))
+    pair.step(P)
+    for model in (pair.model, pair.eager):
         first, second = model.first.weight, model.second.weight
         if way == "swapped":
             first.data, second.data = second.data, first.data
         else:
             first.data = first.data.clone()
-    twins.wrapped.copyWeightsToDevice()
-    twins.step(P, count=2)
-    twins.compare()
+    pair.wrapped.copyWeightsToDevice()
+    pair.step(P, count=2)
+    pair.compare()
 
 
 def test_a_saved_state_contains_the_state_that_was_loaded_into_the_optimizer(
@@ -452,10 +452,10 @@ class Tagged(nn.Linear):
         cls.made.append(cls)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tagged:
-        twin = type(self)(3, 2)
-        twin.load_state_dict(self.state_dict())
-        twin.deep = True
-        return twin
+        tied = type(self)(3, 2)
+        tied.load_state_dict(self.state_dict())
+        tied.deep = True
+        return tied
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "pickled": True}

@@ -1,4 +1,4 @@
-"""What goes into a call and what comes out: arguments, batches, sizes, results."""
+"""Prepare the inputs of a call and its results: arguments, batches, sizes, output structures."""
 
 from .inputs import Indices, Inputs, return_inputs
 from .outputs import LastCall, Moments, Outputs

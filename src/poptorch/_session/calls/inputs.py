@@ -13,7 +13,7 @@ import torch
 
 from ..._base import log, source, trees
 from ..._base.errors import AssertionFailure, Error
-from ..._capture import say_narrowed
+from ..._capture import report_narrowed
 from ..._ir import slots
 from ..._ir.indices import Range
 from ..._ir.loops import Loops
@@ -78,7 +78,7 @@ class Inputs:
             for dtype in self._dtypes:
                 # a double is returned as a float, but labels are never returned
                 if dtype.is_floating_point:
-                    say_narrowed(dtype)
+                    report_narrowed(dtype)
         if not quiet and any(structure.has_dicts for _, structure in bound.parts):
             log.python.warning(
                 "Dictionaries are only partially supported as inputs: their keys are fixed by the "
@@ -498,20 +498,20 @@ class Indices:
         self, ranges: Iterable[Range], batch: Sequence[torch.Tensor], state: State, *more: str
     ) -> Error | None:
         """Return an error about the first index that is out of range."""
-        for wanted in ranges:
-            slot, is_input = wanted.slot, wanted.slot.kind is Kind.BATCH
+        for index_range in ranges:
+            slot, is_input = index_range.slot, index_range.slot.kind is Kind.BATCH
             value = batch[slot.index] if is_input else state.values[slot.key]
-            places = wanted.outside(value)
+            places = index_range.outside(value)
             if not places:
                 continue
             name = self.paths[slot.index] if is_input else slot.path
-            besides = "".join(f", or {each}" for each in sorted(wanted.ignored))
+            besides = "".join(f", or {each}" for each in sorted(index_range.ignored))
             at = f"[{', '.join(map(str, places[0]))}]" if places[0] else ""
-            line = "" if wanted.line is None else f", at {source.describe(*wanted.line)}"
+            line = "" if index_range.line is None else f", at {source.describe(*index_range.line)}"
             return Error(
                 "Index out of range",
-                got=f'input "{name}"{at} is {value[places[0]].item()}; {wanted.operator} takes '
-                f"{wanted.least} to {wanted.most}{besides}{line}",
+                got=f'input "{name}"{at} is {value[places[0]].item()}; {index_range.operator} '
+                f"takes {index_range.least} to {index_range.most}{besides}{line}",
                 fix=(
                     (
                         "pass labels and indices within the range, or make the layer larger "

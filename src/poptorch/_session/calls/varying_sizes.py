@@ -1,4 +1,4 @@
-"""When inputs differ from earlier ones in sizes alone: whether one program can serve all sizes.
+"""Decide whether one program can serve all sizes, if inputs differ from earlier ones only in sizes.
 
 The first size of an input has its own program. With the second one, the dimensions that differ
 get symbols, and one program is compiled for all their sizes. It takes the place of the earlier one,

@@ -170,8 +170,8 @@ def packed(
         if session.optimizer is not None:
             facts["steps"] = session.optimizer.count_steps()
     # The format refuses tensors that share storage.
-    apart = {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}
-    return parts | {_FACTS: json.dumps(facts).encode(), _TENSORS: safetensors.torch.save(apart)}
+    separate = {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}
+    return parts | {_FACTS: json.dumps(facts).encode(), _TENSORS: safetensors.torch.save(separate)}
 
 
 def _refuse_replaced_layers(now: Specialization) -> None:

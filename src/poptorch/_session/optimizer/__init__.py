@@ -1,4 +1,4 @@
-"""The user's optimizer: its compiled form, its values, and its state on the device."""
+"""Manage the user's optimizer: its compiled form, its values, and its state on the device."""
 
 from .session_optimizer import SessionOptimizer
 

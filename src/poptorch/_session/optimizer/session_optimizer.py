@@ -126,10 +126,10 @@ class SessionOptimizer:
             freeze(snapshot, {})
         else:
             new, asked = self._frozen(snapshot, paths, spec, self.spec)
-            again = not isinstance(optimizer, optim.Optimizer)
+            is_torchs = not isinstance(optimizer, optim.Optimizer)
             averages = spec.reduction.type == ReductionType.Mean
             strategy = spec.reduction.strategy if averages else None
-            self.outdated = check_replacement(self.spec, new, strategy, again)
+            self.outdated = check_replacement(self.spec, new, strategy, is_torchs)
             self._untold |= self.outdated or asked != self._asked
             if asked != self._asked and not self.outdated:
                 self._asked, self._values = asked, dict(asked)
@@ -181,7 +181,7 @@ class SessionOptimizer:
         With ``restored``, the store already contains the state from when the device was detached.
         """
         self._store = store
-        self._say_common()
+        self._warn_of_common_weights()
         self._state._attach_device(self)
         state, is_ours = self._state, isinstance(self.given, optim.Optimizer)
         was_loaded = state.ipu_state_is_dirty
@@ -193,7 +193,7 @@ class SessionOptimizer:
             state.host_state_is_dirty = True
         store.write_hypers(self._values)
 
-    def _say_common(self) -> None:
+    def _warn_of_common_weights(self) -> None:
         """Warn that another model has separate moments for the same optimizer.
 
         With a torch optimizer, the moments go from one device to another when the first one is
@@ -237,7 +237,7 @@ class SessionOptimizer:
         state._detach_device()
         self._store, self._kept = None, {}
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Forget a device that could not be attached, because there is nothing to read."""
         self._store, self._state._device = None, None
 
@@ -406,14 +406,14 @@ def _snapshot(optimizer: torch.optim.Optimizer, hooks: Sequence[StepHooks]) -> A
     """
     if not issubclass(class_of(optimizer), torch.optim.Optimizer):
         return optimizer  # code that reads it will refuse it
-    twins = [_twin(*each) for each in zip(members_of(optimizer), hooks, strict=True)]
-    return twins[0] if len(twins) == 1 else Joint(twins)
+    copies = [_copied(*each) for each in zip(members_of(optimizer), hooks, strict=True)]
+    return copies[0] if len(copies) == 1 else Joint(copies)
 
 
-def _twin(optimizer: torch.optim.Optimizer, hooks: StepHooks) -> Any:
-    twin: Any = type(optimizer).__new__(type(optimizer))
+def _copied(optimizer: torch.optim.Optimizer, hooks: StepHooks) -> Any:
+    snapshot_copy: Any = type(optimizer).__new__(type(optimizer))
     copied: dict[int, Any] = {}  # by the identity of what was copied: one tensor stays one
-    twin.param_groups = [
+    snapshot_copy.param_groups = [
         {
             name: value if name == "params" else copy.deepcopy(value, copied)
             for name, value in group.items()
@@ -421,8 +421,8 @@ def _twin(optimizer: torch.optim.Optimizer, hooks: StepHooks) -> Any:
         for group in optimizer.param_groups
     ]
     attributes = {name: copied.get(id(v), v) for name, v in vars(optimizer).items()}
-    twin.__dict__.update(attributes | {"param_groups": twin.param_groups})
-    note_hooks(twin, hooks)
+    snapshot_copy.__dict__.update(attributes | {"param_groups": snapshot_copy.param_groups})
+    note_hooks(snapshot_copy, hooks)
     if isinstance(optimizer, optim.Optimizer):
-        twin.variable_attrs = copy.deepcopy(optimizer.variable_attrs)
-    return twin
+        snapshot_copy.variable_attrs = copy.deepcopy(optimizer.variable_attrs)
+    return snapshot_copy

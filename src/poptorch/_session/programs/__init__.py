@@ -1,4 +1,4 @@
-"""The user's model, what is compiled from it, and the programs that exist. Knows no device."""
+"""Manage the user's model and the programs compiled from it. Nothing here uses a device."""
 
 from .grouping import make_groupable
 from .model import CallMode, Model, Paths, Task

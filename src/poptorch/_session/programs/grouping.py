@@ -57,7 +57,7 @@ def _make_groupable(parameter: nn.Parameter, name: str, model: Model, programs: 
             raise StateError(
                 "replicaGrouping must be called before the model is compiled",
                 got=f"parameter '{name}'",
-                fix="call destroy() on the executor first",
+                fix="call destroy() on the wrapped model first",
             )
         model.groupings[name] = GroupingRequest(
             CommGroupType(comm_group_type), shards, VariableRetrievalMode(variable_retrieval_mode)

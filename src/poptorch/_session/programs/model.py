@@ -63,7 +63,7 @@ class Model:
         self.signature = Signature(entry or module.forward, type(module).__name__)
         self.groupings: dict[str, GroupingRequest] = {}
         self._entry = entry
-        self._trained, self._told = trained, False
+        self._trained, self._has_warned = trained, False
         self._seen_training = users.training, module.training
         self._use_modules(list(module.modules()))
         self._mode = tuple(self._look())
@@ -93,8 +93,8 @@ class Model:
         # the same condition as in ``_keeps_mode``
         if self._trained or own != seen_own or own or not users:
             self._mode = tuple(self._look())
-        if self._trained and not users and not self._told and not any(self._mode[1:]):
-            self._told = True
+        if self._trained and not users and not self._has_warned and not any(self._mode[1:]):
+            self._has_warned = True
             log.python.warning(
                 "All layers of a model are in eval mode during training, including dropout "
                 "and batch norms. If you did not intend this, call train() on the model"

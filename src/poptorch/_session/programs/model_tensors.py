@@ -123,10 +123,12 @@ def paths_of(tensors: Mapping[str, _capture.ModelTensor]) -> dict[int, str]:
     return by_address | {id(tensor): path for path, tensor in own.items()}
 
 
-def check_saved(there: Mapping[str, ShapeAndType], here: Mapping[str, ShapeAndType]) -> None:
+def check_saved(
+    saved_tensors: Mapping[str, ShapeAndType], current_tensors: Mapping[str, ShapeAndType]
+) -> None:
     """Compare the tensors in a file with those to be loaded. Types may be unknown."""
-    for name in sorted({*there, *here}):
-        saved, own = there.get(name, (None, None)), here.get(name, (None, None))
+    for name in sorted({*saved_tensors, *current_tensors}):
+        saved, own = saved_tensors.get(name, (None, None)), current_tensors.get(name, (None, None))
         shapes = [None if shape is None else tuple(shape) for shape, _ in (saved, own)]
         if shapes[0] != shapes[1]:
             refuse_saved(f"{name}: {shapes[0]} in the file, {shapes[1]} in the model")

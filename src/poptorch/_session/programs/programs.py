@@ -124,7 +124,7 @@ class Programs:
 
     def __init__(self) -> None:
         self.all: list[Specialization] = []
-        self._told = False
+        self._has_warned = False
 
     @property
     def now(self) -> Specialization:
@@ -169,13 +169,13 @@ class Programs:
                 others.remove(other)
             alike = []
         for other in alike[: max(0, len(alike) + 1 - count)]:
-            (log.python.info if self._told else log.python.warning)(
+            (log.python.info if self._has_warned else log.python.warning)(
                 f"All {count} programs of Options.programs({count}) are in use. The program for "
                 f"{other.inputs} is dropped, and a call with such inputs will compile again. To "
                 f"keep one more program, use options.programs({count + 1}); to get fewer shapes, "
                 f"use poptorch.PadToSizes{_because(variant.reason)}"
             )
-            self._told = True
+            self._has_warned = True
             others.remove(other)
         self.all = [*others, variant]
 

@@ -1,4 +1,4 @@
-"""Reports about a running model, and the captures whose costs are estimated."""
+"""Report about a running model, and capture models whose costs are estimated."""
 
 from .captures import Captures
 from .reporting import Reports, check_report_settings

@@ -100,7 +100,7 @@ class Reports:
             self._write(now)
         self._ended = ended
 
-    def look_at_loss(
+    def check_loss(
         self, now: Specialization, results: Sequence[torch.Tensor], updates: int
     ) -> None:
         """Report the first update in a call whose loss is not finite. ``updates``: how many have

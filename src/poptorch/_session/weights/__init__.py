@@ -1,4 +1,4 @@
-"""The device's copies of weights, buffers and state, and their transfers."""
+"""Manage the device's copies of weights, buffers and state, and their transfers."""
 
 from .store import DEVICE_ONLY, StateLayout, StateStore
 from .transfers import Transfers

@@ -111,7 +111,7 @@ class StateLayout:
         """Return those keys that the same processes hold in another program's layout."""
         return [key for key in keys if self._holders.get(key) == other._holders.get(key)]
 
-    def lies_like(self, other: StateLayout) -> bool:
+    def has_layout_of(self, other: StateLayout) -> bool:
         """Return whether the common state of two programs is stored in the same processes."""
         common = self._holders.keys() & other._holders.keys()
         return self.flat == other.flat and len(self.agrees_on(other, common)) == len(common)
@@ -227,7 +227,7 @@ class StateStore:
         hosts = ((key, self._device.host(slot.path)) for key, slot in slots)
         self._send(Event.CALL, {key: host for key, host in hosts if host is not None})
 
-    def _upload(self, wanted: Mapping[str, Slot], event: Event) -> None:
+    def _upload(self, slots_to_write: Mapping[str, Slot], event: Event) -> None:
         """Copy the module's present tensors, including those that replaced tensors with copies on
         the device.
         """
@@ -241,7 +241,7 @@ class StateStore:
                     "the model again"
                 ),
             )
-        hosts = {key: self._host(slot, tensors) for key, slot in wanted.items()}
+        hosts = {key: self._host(slot, tensors) for key, slot in slots_to_write.items()}
         unwatched(self._refuse_unreadable, hosts)
         replaced = {
             self._slots[key].path
@@ -249,8 +249,8 @@ class StateStore:
             if self._slots[key].path in self._device.copies
             and self._device.host(self._slots[key].path) is not host
         }
-        self._let_go(replaced)
-        due = {*self._device.due(event, (slot.path for slot in wanted.values()))} - replaced
+        self._release_replaced(replaced)
+        due = {*self._device.due(event, (slot.path for slot in slots_to_write.values()))} - replaced
         new = {key: host for key, host in hosts.items() if self._slots[key].path in replaced}
         known = {key: host for key, host in hosts.items() if self._slots[key].path in due}
         self._send(Event.ATTACH, new)
@@ -261,7 +261,7 @@ class StateStore:
             unwatched(self._write_from, hosts)
             self._moved(event, hosts)
 
-    def _let_go(self, paths: Collection[str]) -> None:
+    def _release_replaced(self, paths: Collection[str]) -> None:
         """Handle tensors that the user replaced in the model: the old tensors receive their trained
         values.
         """
@@ -382,19 +382,19 @@ class StateStore:
         model keep their trained values.
         """
         stays, keys = self._common_with(other)
-        other._let_go(self._device.copies.keys() - stays)
+        other._release_replaced(self._device.copies.keys() - stays)
         tensors: Mapping[str, torch.Tensor] = other.state.tensors
         same_parts = all(self.state.tensors[k] is tensors.get(k) for k in self.layout.flat)
-        if not (same_parts and self.layout.lies_like(other.layout)):
+        if not (same_parts and self.layout.has_layout_of(other.layout)):
             tensors = other.readable(weights=True)
-        for there, here in keys.items():
-            if there not in tensors:
+        for source_key, target_key in keys.items():
+            if source_key not in tensors:
                 continue
-            if here not in self._kinds:
-                self._kinds[here] = other._kinds[there]
-                self.state.tensors[here] = other.layout.read(tensors, there)
-            elif self.state.tensors.get(here) is not tensors[there]:
-                self.write(here, tensors[there])
+            if target_key not in self._kinds:
+                self._kinds[target_key] = other._kinds[source_key]
+                self.state.tensors[target_key] = other.layout.read(tensors, source_key)
+            elif self.state.tensors.get(target_key) is not tensors[source_key]:
+                self.write(target_key, tensors[source_key])
         taken = {*keys.values()}
         own = {key: slot.path for key, slot in self._slots.items() if key not in taken}
         shared = {key: slot for key, slot in other._slots.items() if slot.path in stays}

@@ -30,7 +30,7 @@ OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Way:
+class Setup:
     training: bool = True
     lanes: int = 0
     accumulation: int = 1
@@ -88,48 +88,54 @@ class Eager:
     """Replicas of a model: own buffers, the first's weights; ``draws`` seeds each micro-batch."""
 
     def __init__(
-        self, make: Callable[..., Any], loss: Callable[..., Any] | type, way: Way, draws: Any = None
+        self,
+        make: Callable[..., Any],
+        loss: Callable[..., Any] | type,
+        setup: Setup,
+        draws: Any = None,
     ) -> None:
-        self.loss, self.way, self.draws = loss, way, draws or itertools.repeat(None)
-        self.models = [make() for _ in range(way.replicas)]
+        self.loss, self.setup, self.draws = loss, setup, draws or itertools.repeat(None)
+        self.models = [make() for _ in range(setup.replicas)]
         for model in self.models[1:]:
             for first, other in zip(self.models[0].modules(), model.modules(), strict=True):
                 other._parameters.update(first._parameters)
-        self.optimizer = way.optimizer_of(self.models[0]) if way.training else None
+        self.optimizer = setup.optimizer_of(self.models[0]) if setup.training else None
 
     def __call__(self, *batch: torch.Tensor) -> Any:
         """Do with micro-batches what a call does, and return what it returns."""
-        way, found = self.way, list[Any]()
+        setup, found = self.setup, list[Any]()
         pieces = zip(*(x.split(ROWS) for x in batch), strict=True)
-        for _ in range(way.iterations):
-            for _ in range(way.accumulation):
-                given = [next(pieces) for _ in range(way.replicas // way.group)]
-                of_each = zip(self.models, way.pieces, strict=True)
+        for _ in range(setup.iterations):
+            for _ in range(setup.accumulation):
+                given = [next(pieces) for _ in range(setup.replicas // setup.group)]
+                of_each = zip(self.models, setup.pieces, strict=True)
                 found += [self._one(model, given[at]) for model, at in of_each]
-            if way.training:
+            if setup.training:
                 self._update()
-        mode, step = way.mode, way.accumulation * way.replicas
+        mode, step = setup.mode, setup.accumulation * setup.replicas
         if mode == "Default":
-            mode = "Final" if way.training else "All"
+            mode = "Final" if setup.training else "All"
         if mode == "EveryN":
-            kept = range(way.period - 1, way.iterations, way.period)
+            kept = range(setup.period - 1, setup.iterations, setup.period)
             found = [each for at in kept for each in found[at * step :][:step]]
         elif mode != "All":
-            of_replicas = [found[at :: way.replicas] for at in range(way.replicas)]
+            of_replicas = [found[at :: setup.replicas] for at in range(setup.replicas)]
             ends = mode == "Final"
             found = [each[-1] if ends else pytree.tree_map(_added, *each) for each in of_replicas]
         return pytree.tree_map(_joined, *found)
 
     def _one(self, model: nn.Module, piece: Batch) -> Any:
         next(self.draws)
-        with contextlib.nullcontext() if self.way.training else torch.no_grad():
+        with contextlib.nullcontext() if self.setup.training else torch.no_grad():
             returned = model(*piece)
-        if self.way.training:
+        if self.setup.training:
             self.loss(returned).backward()  # type: ignore[no-untyped-call]
         return pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, plain(returned))
 
     def _update(self) -> None:
-        share = self.way.replicas * self.way.accumulation if self.way.reduction == "Mean" else 1
+        share = (
+            self.setup.replicas * self.setup.accumulation if self.setup.reduction == "Mean" else 1
+        )
         for weight in self.models[0].parameters():
             if weight.grad is not None:
                 weight.grad = weight.grad.to_dense() / share
@@ -141,10 +147,10 @@ class Eager:
 
 
 class Ours:
-    def __init__(self, make: Callable[..., Any], way: Way) -> None:
-        self.model, opts = make(), way.options()
-        if way.training:
-            optimizer = way.own_optimizer_of(self.model)
+    def __init__(self, make: Callable[..., Any], setup: Setup) -> None:
+        self.model, opts = make(), setup.options()
+        if setup.training:
+            optimizer = setup.own_optimizer_of(self.model)
             self.wrapper = poptorch.trainingModel(self.model, opts, optimizer)
         else:
             self.wrapper = poptorch.inferenceModel(self.model, opts)
@@ -158,8 +164,8 @@ class Ours:
 
 
 @contextlib.contextmanager
-def wrapped(make: Callable[..., Any], way: Way) -> Iterator[Ours]:
-    ours = Ours(make, way)
+def wrapped(make: Callable[..., Any], setup: Setup) -> Iterator[Ours]:
+    ours = Ours(make, setup)
     try:
         yield ours
     finally:
