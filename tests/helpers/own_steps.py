@@ -52,11 +52,6 @@ def by_itself(model: nn.Module) -> Optimizer:
     return TransformersAdafactor(model.parameters(), warmup_init=True)
 
 
-def of_transformers(model: nn.Module) -> Optimizer:
-    settings = {"lr": 0.01, "relative_step": False, "scale_parameter": False}
-    return TransformersAdafactor(model.parameters(), **settings)
-
-
 def adam_with_tensors(model: nn.Module) -> Optimizer:
     """A schedule changes the rate in place, so each optimizer has its own tensors."""
     betas = torch.tensor(0.8), torch.tensor(0.99)
@@ -85,7 +80,9 @@ CASES: dict[str, Make] = {
     "RMSprop": of(T.RMSprop, lr=0.01, momentum=0.9),
     "Rprop": of(T.Rprop, lr=0.01),
     "SGD": of(T.SGD, lr=0.01, momentum=0.9, nesterov=True, foreach=True),
-    "Adafactor of transformers": of_transformers,
+    "Adafactor of transformers": of(
+        TransformersAdafactor, lr=0.01, relative_step=False, scale_parameter=False
+    ),
     "Adafactor of transformers by itself": by_itself,
     "Lion": of(own.Lion, lr=0.01, weight_decay=0.1),
     "LARS": of(own.LARS, lr=0.1),

@@ -1,7 +1,9 @@
 """Every optimizer of torch, and some that people wrote, through all that an update takes part in.
 
 Two groups, a schedule, accumulation and replicas; interpreted and compiled. In the middle, state
-goes from the program to eager torch and back.
+goes from the program to eager torch and back. The optimizers of timm run only where timm is
+installed. The tests do not install it, because it needs torchvision; nothing here shows that its
+optimizers train.
 """
 
 from __future__ import annotations
