@@ -144,6 +144,22 @@ def test_losses_logs_and_weights_are_the_same(
     torch.testing.assert_close(module.state_dict(), other.state_dict())
 
 
+def test_with_accumulation_callbacks_get_the_loss_of_an_update_with_its_last_batch(
+    tmp_path: Path,
+) -> None:
+    module = Net()
+    other, records = copy.deepcopy(module), []
+
+    for net, ours in ((module, True), (other, False)):
+        records.append(Record())
+        settings = {"limit_train_batches": 4, "accumulate_grad_batches": 2, "max_epochs": 1}
+        trainer(ours, tmp_path, records[-1], **settings).fit(net, loader())
+
+    mine, theirs = (record.losses for record in records)
+    first, second = theirs[0] + theirs[1], theirs[2] + theirs[3]
+    assert mine == pytest.approx([0, first, 0, second], rel=relative(16, 5))
+
+
 class Measured(Net):
     """Metrics of all kinds: updated, called, in a collection, of numbers, in no attribute."""
 
