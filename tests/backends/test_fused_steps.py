@@ -14,7 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from helpers.closeness import FUNCTION, near
 from helpers.wrapping import EagerPair, Regression, normal
 from poptorch._base import private
-from poptorch._update.algorithms import ALGORITHMS
+from poptorch._update.per_group import ALGORITHMS
 from poptorch.backends import calls, fused_steps
 
 WIDTH = 60

@@ -14,12 +14,14 @@ import poptorch
 PAUSE = 0.025
 
 
-def options(backend: str = "reference", **counts: int) -> poptorch.Options:
-    """Quiet options on one backend; counts: iterations, accumulation, replicas."""
+def options(
+    backend: str = "reference", *, iterations: int = 1, accumulation: int = 1, replicas: int = 1
+) -> poptorch.Options:
+    """Quiet options on one backend."""
     opts = poptorch.Options().backend(backend).showCompilationProgressBar(False)
-    opts.deviceIterations(counts.get("iterations", 1))
-    opts.replicationFactor(counts.get("replicas", 1))
-    opts.Training.gradientAccumulation(counts.get("accumulation", 1))
+    opts.deviceIterations(iterations)
+    opts.replicationFactor(replicas)
+    opts.Training.gradientAccumulation(accumulation)
     return opts
 
 

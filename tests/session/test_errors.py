@@ -319,41 +319,6 @@ def test_batches_that_are_cut_unless_they_are_meant_to_be(caplog: pytest.LogCapt
     assert lines(caplog) == []
 
 
-@pytest.mark.parametrize("mode, at", [(poptorch.OutputMode.All, 3), (poptorch.OutputMode.Final, 4)])
-def test_a_warning_names_the_first_loss_that_is_nan(
-    mode: poptorch.OutputMode, at: int, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Of the results of all updates the one is named; of the last of a call, that one."""
-    _, training, _ = wrapped(iterations=2, accumulation=2, mode=mode)
-    training(X, Y)
-    assert lines(caplog) == []
-    bad = X.clone()
-    bad[0] = torch.inf
-    assert not training(bad, Y)[1].isfinite().all()
-    (said,) = lines(caplog)
-    assert f"The loss is nan for the first time, in update {at} of this run" in said
-    training(bad, Y)
-    assert lines(caplog) == []
-
-
-def with_infinite_output(m: Having, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return an output that is too large for float32, and a loss that is not."""
-    y = m.linear(x)
-    return y.detach() * 1e38 * 1e38, poptorch.identity_loss(y, "mean")
-
-
-def test_an_infinite_output_is_not_reported_as_an_infinite_loss(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    executor = training(Having(with_infinite_output, linear=nn.Linear(4, 2)), options())
-
-    output, loss = executor(torch.ones(4, 4))
-
-    assert not output.isfinite().all()
-    assert loss.isfinite()
-    assert "for the first time" not in caplog.text
-
-
 @pytest.mark.parametrize("dropout, count", [(0.5, 1), (0.0, 0)])
 def test_seeding_the_host_once_the_program_draws(
     dropout: float, count: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch

@@ -44,6 +44,7 @@ class BoundCall:
         self.program, self._store = program, weights.attached
         self._model, self._weights, self._optimizer = model, weights, optimizer
         self._random, self._reports = random, reports
+        self._loss_watch = reports.loss_watch
         self._event = Event.COUNT if optimizer is None else Event.UPDATE
         self._changes = _changes(program)
         run = program.compiled.executable.run
@@ -96,7 +97,7 @@ class BoundCall:
         ready = time.perf_counter()
         self._random.has_run = True
         if optimizer is not None:
-            self._reports.check_loss(program, results, state.updates)
+            self._loss_watch.check(program, results, state.updates)
         if program.changed_inputs and program.synthetic is None:
             return_inputs(program.changed_inputs, given, batch)
         return program, results, (started, taken, ready)

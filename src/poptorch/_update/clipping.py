@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .._ir.slots import Slot
 from .._ir.spec import OptimSpec
-from .algorithms import as_real
+from .per_group import as_real
 
 Tensors = Mapping[str, Tensor]
 

@@ -14,11 +14,11 @@ from .._ir.own_step import Kept, OwnStep, flat, leaves_of, of_group
 from .._ir.slots import Slot
 from .._ir.spec import OptimSpec
 from .absent import check_unchanged, check_unread
-from .algorithms import compute_dtype
 from .choices import COMMON, Choices, Results
 from .clipping import Anchor, clipped
 from .origins import HYPER, NUMBER, WEIGHT, Source
 from .own_run import StepRun, StepTensors
+from .per_group import compute_dtype
 from .python_functions import numbers_functions
 
 

@@ -16,7 +16,7 @@ from .._ir.slots import Slot
 from .._ir.spec import OptimSpec, Reduction
 from .._ops.optimizer_steps import Scalar, plus_scaled, scaled
 from ..enums import MeanReductionStrategy, ReductionType
-from .algorithms import (
+from .per_group import (
     compute_dtype,
     kept_dtype,
     materialised,

@@ -15,7 +15,9 @@ from .._ir.slots import Slot
 from .._ir.spec import OptimSpec
 from .._ops.optimizer_steps import SQUARES, Scalar, Scalars, Tensors, scaled
 from .._ops.rounding import DROPPED_BITS, rounded
-from .algorithms import (
+from .clipping import Anchor, clip_factor, gradients_of, sums_of_squares
+from .own_step import lower_own
+from .per_group import (
     ALGORITHMS,
     Algorithm,
     Moment,
@@ -25,8 +27,6 @@ from .algorithms import (
     kept_dtype,
     materialised,
 )
-from .clipping import Anchor, clip_factor, gradients_of, sums_of_squares
-from .own_step import lower_own
 
 _WORD = 2**32 - 1
 _Tensors = Mapping[str, torch.Tensor]

@@ -1,6 +1,6 @@
 """Report about a running model, and capture models whose costs are estimated."""
 
 from .captures import Captures
-from .reporting import Reports, check_report_settings
+from .profile_reports import Reports, check_report_settings
 
 __all__ = ["Captures", "Reports", "check_report_settings"]

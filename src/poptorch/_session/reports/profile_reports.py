@@ -1,19 +1,14 @@
-"""Report about a running model: a loss that is not finite, and profiles after calls 1, 2, 4, 8 and
-so on.
-"""
+"""Write profiles of a running model, after calls 1, 2, 4, 8 and so on."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import resource
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
-
-import torch
 
 from ... import _compile
 from ..._base import log, processes, safe_files, source
@@ -24,10 +19,10 @@ from ..._ir.blocks import product_settings
 from ..._ir.spec import Spec
 from ..._systems import KINDS, ChipKind, System, system_of
 from ...backends import Stopwatch, timing
-from ...enums import OutputMode
 from ..calls import Moments
 from ..programs import Model, Specialization
 from .captures import Captures
+from .loss_watch import LossWatch
 
 _T = TypeVar("_T")
 
@@ -38,15 +33,20 @@ OLD_NAME = "profile.pop"
 
 
 class Reports:
-    """The reports about one wrapped model."""
+    """The reports about one wrapped model.
+
+    Attributes:
+        loss_watch: warns of losses that are not finite.
+    """
 
     advise: Callable[[Captures, Estimate], Estimate] | None = None
 
     def __init__(self, model: Model) -> None:
         self._model = model
+        self.loss_watch = LossWatch()
         self._now: Specialization | None = None  # the program that the report is about
         self._began = self._ended = 0.0
-        self._unwritten = self._has_bad_loss = False
+        self._unwritten = False
         self._process = processes.forks
         self._reset()
         weakref.finalize(model, _finish, weakref.ref(self))  # mainly for the end of the process
@@ -99,32 +99,6 @@ class Reports:
         if self._count & (self._count - 1) == 0:  # a power of two
             self._write(now)
         self._ended = ended
-
-    def check_loss(
-        self, now: Specialization, results: Sequence[torch.Tensor], updates: int
-    ) -> None:
-        """Report the first update in a call whose loss is not finite. ``updates``: how many have
-        been made.
-        """
-        if self._has_bad_loss or now.loss_at is None:
-            return
-        losses = results[now.loss_at]
-        if math.isfinite(losses if losses.numel() == 1 else losses.sum()):  # takes 2 us
-            return
-        bad = losses.reshape(-1).isfinite().logical_not().nonzero()
-        if not len(bad):  # all values are finite, but their sum is not
-            return
-        self._has_bad_loss, first, loops = True, int(bad[0]), now.spec.loops
-        of_update = loops.accumulation * loops.replicas
-        if now.compiled.plan.program.emit.mode is OutputMode.All:
-            updates += 1 + first // of_update - loops.iterations
-        log.python.warning(
-            f"The loss is {float(losses.reshape(-1)[first])} for the first time, in update "
-            f"{updates} of this run. A lower learning rate, or max_grad_norm of the "
-            "optimizer, often helps. To stop at the operator that causes it, call "
-            "options.Precision.enableFloatingPointExceptions(True); torch's detect_anomaly "
-            "has no effect on a compiled program"
-        )
 
     def finish(self) -> None:
         """Write the report of a program that is being removed, if some calls are not in the report
