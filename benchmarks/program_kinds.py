@@ -147,6 +147,7 @@ def stepping(name: str, contestant: str) -> Step:
         import poptorch
 
         options = poptorch.Options().backend("optimise").showCompilationProgressBar(False)
+        options.programs(len(LENGTHS))  # if the compiler needs the sizes as numbers
         wrapped = poptorch.trainingModel(given.net, options, given.optimizer)
         return lambda: [wrapped(*batch) for batch in batches]
     compiling = contestant == "torch.compile"
