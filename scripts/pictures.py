@@ -163,7 +163,7 @@ def first_minute() -> str:
     found = tables("The first minute")[0]
     rows: list[Row] = [
         (row["row"], [("poptorch", number(row["full speed, `auto`"])),
-                      ("torch.compile", number(row["torch.compile's first result"]))])
+                      ("torch.compile", number(row["torch.compile, first result"]))])
         for row in found if row["row"] in ("tutorial CNN, 16", "MLP", "LSTM", "BERT, 8",
                                            "ResNet-18 shape, 8 x 4")
     ]  # fmt: skip
@@ -212,7 +212,10 @@ def processes() -> str:
     for row in found:
         share, ratio = (
             number(row[column])
-            for column in ("of twice one process", "against DistributedDataParallel")
+            for column in (
+                "share of twice the speed of one process",
+                "speed-up over DistributedDataParallel",
+            )
         )
         assert share
         assert ratio
