@@ -17,9 +17,10 @@ from .._base import log, source, trees
 from .._base.errors import Error
 from .._ir import blocks, slots
 from .._ir.blocks import Label, Visit
+from .._ir.conditions import Conditions
 from .._ir.graph import Graph, graph_module
 from .._ir.slots import Kind, Slot, narrowed
-from .._ir.symbolic import Conditions, NotSymbolic, Symbols, settled, sizes_of
+from .._ir.symbolic import NotSymbolic, Symbols, settled, sizes_of
 from .._ops import annotate
 from .._ops.context import Replicas
 from . import marks, trace

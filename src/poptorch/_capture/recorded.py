@@ -15,6 +15,7 @@ from torch import fx, nn
 from .._base import private, trees
 from .._base.threads import holding
 from .._ir.operators import SAME_NUMBERS, SHAPE_ONLY, Operator, draws, of_shape, writes, written_by
+from .._ir.symbolic import same_sizes
 from .trace import untraced, without_data
 
 aten = torch.ops.aten
@@ -77,13 +78,13 @@ def original(tensor: torch.Tensor) -> fx.Node | None:
     node = recorded(tensor)
     if node is None:
         return None
-    while node.target in _KEEPING and _size(node) == _size(node.all_input_nodes[0]):
+    while node.target in _KEEPING and same_sizes(_size(node), _size(node.all_input_nodes[0])):
         node = node.all_input_nodes[0]
     return node
 
 
-def _size(node: fx.Node) -> int:
-    return int(node.meta["val"].numel())
+def _size(node: fx.Node) -> list[Any]:
+    return [node.meta["val"].numel()]
 
 
 def constant_value(tensor: torch.Tensor) -> torch.Tensor | None:

@@ -15,12 +15,13 @@ from .._cost.live_bytes import peak_bytes, value_bytes
 from .._cost.operations import rounds_of
 from .._cost.seconds import BYTES_PER_SECOND, core_seconds
 from .._ir import slots
+from .._ir.conditions import Conditions
 from .._ir.graph import Graph
 from .._ir.loops import Lanes
 from .._ir.operators import may_view, storage_root
 from .._ir.slots import Kind
 from .._ir.spec import Spec
-from .._ir.symbolic import Conditions, sizes_of
+from .._ir.symbolic import sizes_of
 from .eager_check import EagerCheck
 
 # Measured per micro-batch on two cores. Many rows at once do not fit the caches: the tutorial's CNN

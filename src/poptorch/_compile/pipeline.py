@@ -17,10 +17,10 @@ from .._base.resources import collecting_seldom
 from .._base.threads import one_at_a_time
 from .._eager import EagerOptimizer
 from .._ir import graph_json, indices, verify
+from .._ir.conditions import Conditions
 from .._ir.plan import Plan
 from .._ir.slots import Kind
 from .._ir.spec import OptimSpec, Spec
-from .._ir.symbolic import Conditions
 from . import agreement, cache, passes, registry, size_proof
 from .compilation import Compilation
 from .eager_check import EagerCheck

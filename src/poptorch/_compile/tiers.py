@@ -4,10 +4,11 @@ when it is ready.
 
 from __future__ import annotations
 
+import functools
 import statistics
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -21,8 +22,8 @@ from .._ir.program import State
 from .._ir.symbolic import NotSymbolic
 from ..backends import Backend, Builder, Executable, Progress
 from ..backends.reference import Reference
-from . import fastest, helper, registry
-from .cache import Store, store_of
+from . import fastest, helper
+from .cache import Store
 from .fallback import WithFallback, warn_of_failure
 from .helper import CompileJob
 from .plan_code import PlanCode, count_of
@@ -35,15 +36,6 @@ COMPARED = 10  # calls of the fast tier before its speed is reported
 LOOKING = 0.5  # seconds between two checks of the cache
 _NOT_COMPILED = "the compiler needs the numbers: {}"
 PATIENCE = 30.0  # seconds to wait for a free core, and between two log lines
-
-
-def code_of(plan: Plan) -> dict[str, bytes]:
-    backend = registry.choose(plan.spec.target.backend)
-    if not isinstance(backend, Builder):
-        return {}
-    code = PlanCode(plan, backend, store_of(plan.spec.runtime.cache_dir))
-    stored = {key: code.store.read(key) for key in code.keys.values()}
-    return {key: code for key, code in stored.items() if code is not None}
 
 
 _cores = Cores()
@@ -73,6 +65,10 @@ def compile_plan(
     if not isinstance(backend, Builder):
         return backend.compile(plan, progress)
     reference = Reference()
+
+    def interpreted() -> Executable:
+        return reference.compile(plan, lambda share: None)
+
     if (line := _users_generator(plan)) is not None:
         log.engine.warning(
             (
@@ -86,19 +82,21 @@ def compile_plan(
     code = PlanCode(plan, backend, store)
     can_be_kept = len(code.keys) == len(code.graphs)
     is_missing = not can_be_kept or bool(code.missing())
-    if background and can_be_kept and is_missing:
-        tiered = Tiered(reference.compile(plan, progress), code, idle)
+    if background and can_be_kept and (is_missing or code.ranges):
+        tiered = Tiered(interpreted, code, idle)
+        progress(1.0)
         return fastest.considering(tiered, plan, code)
     if is_missing:
         code.announce("captured; compiling takes about %.0f s", code.expected_seconds() - SOONER)
     try:
         if is_missing and idle:
             code.compile_concurrently(idle)
-        fast = code.compile(progress)
-        safe = WithFallback(fast, lambda: reference.compile(plan, lambda share: None), code.plan)
-        return fastest.considering(safe, plan, code)
+        fast = WithFallback(code.compile(progress), interpreted, code.plan)
+        if code.ranges:
+            return OnDemand(fast, interpreted, code)
+        return fastest.considering(fast, plan, code)
     except Exception as error:  # after any error, the results of the reference backend are right
-        if code.is_symbolic:
+        if code.ranges:
             raise NotSymbolic(_NOT_COMPILED.format(described(error))) from None
         log.engine.warning(
             "Compilation failed. The program runs on the %s backend: %s",
@@ -126,8 +124,8 @@ class Tiered:
     will take, because the number of future calls is unknown.
     """
 
-    def __init__(self, slow: Executable, code: PlanCode, idle: int) -> None:
-        self._current = self._slow_tier = slow
+    def __init__(self, slow: Callable[[], Executable], code: PlanCode, idle: int) -> None:
+        self._slow_tier = functools.cache(slow)
         self._code, self._announce = code, code.announce
         self._job: CompileJob | None = None
         self._ready: list[str] = []  # compiled graphs, while others are still being compiled
@@ -143,17 +141,37 @@ class Tiered:
         # when the compilation started, and when a log line last reported on it
         self._begun = self._last_report = 0.0
         self.unsuitable: str | None = None  # why programs of one size are better
-        self.waiting = True
+        self.waiting = bool(code.missing())
+        self._current = self._slow_tier() if self.waiting else self._compiled()
 
     def run(self, state: State, batch: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        if not self.waiting and self._fast is None:
+        if not self.waiting and self._fast is None and self._serves(batch):
             return self._current.run(state, batch)
         with interrupts.deferred():
             return self._timed(state, batch)
 
+    def _serves(self, batch: Sequence[torch.Tensor]) -> bool:
+        """Return whether compiled code has taken over for these sizes, or never will."""
+        if not self._code.ranges or self._has_given_up:
+            return True
+        try:
+            return self._code.serves(batch)
+        except NotSymbolic as error:
+            self.unsuitable = str(error)
+            return True
+
+    @property
+    def _has_given_up(self) -> bool:
+        current = self._current
+        return (
+            self.unsuitable is not None or not isinstance(current, WithFallback) or current.gave_up
+        )
+
     def _timed(self, state: State, batch: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """Run, measure how long this took, and use compiled code if it is ready."""
         start = time.perf_counter()
+        if not self.waiting and not self._serves(batch):
+            self._wait_again()
         if self.waiting:
             self._poll(start)
         results = self._current.run(state, batch)
@@ -174,7 +192,12 @@ class Tiered:
         if not self.waiting:
             return self._current.report()
         then = self._code.builder.name
-        return replace(self._slow_tier.report(), next_backend=then, ready=tuple(self._ready))
+        return replace(self._slow_tier().report(), next_backend=then, ready=tuple(self._ready))
+
+    def _wait_again(self) -> None:
+        """Wait for code for other sizes. Compiled code keeps running all others."""
+        self.waiting, self._waits_since, self._spent = True, None, 0.0
+        self._ready, self._fast = [], None
 
     def _poll(self, now: float) -> None:
         try:
@@ -220,7 +243,7 @@ class Tiered:
 
     def _take_over(self) -> None:
         found = self._code.found()
-        complete = len(found) == len(self._code.keys)
+        complete = self._code.has_all(found)
         if not complete and self._job is not None and self._job.finished:
             outcomes = self._job.outcomes.values()
             failures = [why for outcome, why in outcomes if outcome == helper.FAILED]
@@ -232,7 +255,7 @@ class Tiered:
             # Signals are delayed while state is written, and nothing has been written yet in this
             # call.
             with interrupts.allowed(), interrupts.insisting():
-                self._current = self._with_fallback(self._code.compile(lambda share: None))
+                self._current = self._compiled()
             self._finish()
             self._fast = []
         elif len(found) > len(self._ready):
@@ -242,8 +265,11 @@ class Tiered:
             names = " and ".join(found)
             self._announce(text, len(found), len(self._code.keys), names, self._calls + 1)
 
+    def _compiled(self) -> Executable:
+        return self._with_fallback(self._code.compile(lambda share: None))
+
     def _with_fallback(self, fast: Executable) -> WithFallback:
-        return WithFallback(fast, lambda: self._slow_tier, self._code.plan)
+        return WithFallback(fast, self._slow_tier, self._code.plan)
 
     def _compare(self, seconds: float) -> None:
         assert self._fast is not None
@@ -262,7 +288,7 @@ class Tiered:
 
     def _give_up(self, why: str) -> None:
         self._finish()
-        if self._code.is_symbolic:
+        if self._code.ranges:
             self.unsuitable = _NOT_COMPILED.format(why)
         else:
             warn_of_failure(why)
@@ -272,3 +298,32 @@ class Tiered:
         if self._job is not None:
             self._job.end()
             self._job = None
+
+
+class OnDemand:
+    """Runs a program whose code serves a range of sizes, and compiles when others occur."""
+
+    def __init__(self, fast: WithFallback, slow: Callable[[], Executable], code: PlanCode) -> None:
+        self._current, self._slow, self._code = fast, slow, code
+        self.unsuitable: str | None = None  # why programs of one size are better
+
+    def run(self, state: State, batch: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        if self.unsuitable is None and not self._current.gave_up:
+            self._compile_for(batch)
+        return self._current.run(state, batch)
+
+    def _compile_for(self, batch: Sequence[torch.Tensor]) -> None:
+        code = self._code
+        try:
+            while not code.serves(batch):
+                code.announce("compiling for other sizes takes about %.0f s", code.expected_seconds())
+                # Signals are delayed while state is written, and nothing has been written yet.
+                with interrupts.allowed(), interrupts.insisting():
+                    compiled = code.compile(lambda share: None)
+                self._current = WithFallback(compiled, self._slow, code.plan)
+        except Exception as error:  # after any error, the interpreter runs these sizes
+            why = str(error) if isinstance(error, NotSymbolic) else described(error)
+            self.unsuitable = _NOT_COMPILED.format(why)
+
+    def report(self) -> Report:
+        return self._current.report()

@@ -10,10 +10,10 @@ from torch import fx
 
 from .._base import log, private
 from .._ir import symbolic
+from .._ir.conditions import Conditions
 from .._ir.graph import copied
 from .._ir.operators import Operator
 from .._ir.slots import Slot
-from .._ir.symbolic import NotSymbolic
 from ..backends.protocol import Code
 from . import chains, shortcuts
 from .attention import attention, attention_backward
@@ -88,7 +88,7 @@ def compile_graph(
     """
     module = refusing(module)
     if slots:
-        return code_of(_compile_for_all_sizes(module, places, slots))
+        return code_of(*_compile_for_many_sizes(module, places, slots))
     for quick in (_compile_repeats, _compile_quickly):
         try:
             code = quick(module, places, examples)
@@ -109,13 +109,12 @@ def compile_graph(
         raise complaint from None
 
 
-def _compile_for_all_sizes(
+def _compile_for_many_sizes(
     module: fx.GraphModule, places: Sequence[int], slots: Sequence[Slot]
-) -> Any:
-    """Compile code that may be used for all sizes for which the graph may be.
+) -> tuple[Any, Conditions]:
+    """Compile code for the sizes for which the graph may be used, and some conditions hold.
 
-    Raises:
-        NotSymbolic: torch's compiler assumes more about sizes than the graph does.
+    Return the code, and what torch's compiler assumes about sizes in addition to the graph.
     """
     sizes, module = symbolic.stand_ins(slots), copied(module)
     known = symbolic.propagate(module, slots, sizes)
@@ -123,10 +122,7 @@ def _compile_for_all_sizes(
     inputs = [symbols.tensor(slot) for slot in slots]
     symbolic.fill_in(module, inputs, symbols)
     compiled = _compile(module, places, inputs, plain=False, mode=symbols.mode)
-    more = set(symbols.conditions.expressions) - set(known.expressions)
-    if more:
-        raise NotSymbolic(f"the compiler assumes that {', '.join(map(str, more))}")
-    return compiled
+    return compiled, symbols.conditions.without(known)
 
 
 def _compile_quickly(

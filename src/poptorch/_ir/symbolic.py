@@ -15,8 +15,8 @@ from __future__ import annotations
 import functools
 import itertools
 import operator
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -24,13 +24,13 @@ import torch
 from torch import fx
 
 from .._base import private
+from .conditions import Conditions, Sizes, numbers, symbol
 from .graph import Graph
 from .slots import Slot
 
 aten = torch.ops.aten
 
 SHAPE = "symbolic shape"  # key of a node's meta: sizes and strides as texts, if one is symbolic
-LEAST = 2  # sizes of 0 and 1 have their own programs, because such dimensions are broadcast
 _PRIMES = (
     67, 71, 73, 79, 83, 89, 97, 101, 103, 107, 109, 113, 61, 59, 53, 47, 43, 41, 37, 31, 29, 23,
     19, 17, 13, 11, 7, 5, 3, 2, 131, 257, 521, 1031, 2053, 4099,
@@ -43,7 +43,6 @@ _ARITHMETIC = {
 _END = 2**63 - 1  # of a slice without an end
 _READING = {aten.sym_size.int, aten.sym_stride.int, aten.sym_numel.default}
 
-Sizes = Mapping[str, int]  # by name of the symbol
 # By name of a symbol, another one that it follows, and at which distance: a mask is one longer than
 # the cache to which it belongs.
 Ties = Mapping[str, tuple[str, int]]
@@ -137,37 +136,6 @@ def stand_ins(inputs: Sequence[Slot]) -> Sizes:
     return sizes
 
 
-@dataclass(frozen=True)
-class Conditions:
-    """What sizes must satisfy. The symbols in the expressions have the names of slots."""
-
-    expressions: tuple[Any, ...] = ()  # of sympy
-
-    def hold(self, sizes: Sizes) -> bool:
-        if any(size < LEAST for size in sizes.values()):
-            return False
-        values = _numbers(sizes)
-        return all(bool(each.xreplace(values)) for each in self.expressions)
-
-    def __or__(self, other: Conditions) -> Conditions:
-        return Conditions(tuple(dict.fromkeys((*self.expressions, *other.expressions))))
-
-    def __str__(self) -> str:
-        return ", ".join(map(str, self.expressions))
-
-
-def _symbol(name: str) -> Any:
-    import sympy
-
-    return sympy.Symbol(name, integer=True, positive=True)
-
-
-def _numbers(sizes: Sizes) -> dict[Any, Any]:
-    import sympy
-
-    return {_symbol(name): sympy.Integer(size) for name, size in sizes.items()}
-
-
 class Symbols:
     """Tensors without values whose sizes are symbols of one ``ShapeEnv``."""
 
@@ -182,14 +150,14 @@ class Symbols:
         free = {name: size for name, size in sizes.items() if name not in ties}
         self._integers = {name: self._integer(name, size) for name, size in free.items()}
         # While nothing is assumed about them yet.
-        self._names = {each.node.expr: _symbol(n) for n, each in self._integers.items()}
+        self._names = {each.node.expr: symbol(n) for n, each in self._integers.items()}
         for name, (other, more) in ties.items():
             self._integers[name] = self._integers[other] + more
 
     def _integer(self, name: str, size: int) -> Any:
         origin = _source_class()(name)
-        symbol = self._env.create_symbol(size, origin, private.DimDynamic.DYNAMIC)
-        return self._env.create_symintnode(symbol, hint=size, source=origin)
+        made = self._env.create_symbol(size, origin, private.DimDynamic.DYNAMIC)
+        return self._env.create_symintnode(made, hint=size, source=origin)
 
     def tensor(self, slot: Slot) -> torch.Tensor:
         names = slot.symbols or ("",) * len(slot.shape)
@@ -220,7 +188,7 @@ class Symbols:
     def derived(self) -> dict[str, Any]:
         """Sizes that were assumed to follow from others, as expressions by name."""
         found = {name: self.named(each.node.expr) for name, each in self._integers.items()}
-        return {name: each for name, each in found.items() if each != _symbol(name)}
+        return {name: each for name, each in found.items() if each != symbol(name)}
 
 
 @functools.cache
@@ -238,11 +206,21 @@ def _source_class() -> Any:
     return Origin
 
 
-def settle(module: fx.GraphModule, inputs: Sequence[Slot], symbols: Symbols) -> Conditions:
+def _all(_: Sizes) -> bool:
+    return True
+
+
+def settle(
+    module: fx.GraphModule,
+    inputs: Sequence[Slot],
+    symbols: Symbols,
+    allowed: Callable[[Sizes], bool] = _all,
+) -> Conditions:
     """Give nodes the values that they have for stand-ins; return the graph's conditions.
 
     Args:
         symbols: with which the graph was recorded.
+        allowed: tells whether sizes may be stand-ins.
 
     Raises:
         NotSymbolic: the graph fixes a size, or there are no stand-ins.
@@ -251,7 +229,8 @@ def settle(module: fx.GraphModule, inputs: Sequence[Slot], symbols: Symbols) -> 
         raise NotSymbolic("the program contains loops or branches")
     recorded = symbols.conditions
     _drop_whole_slices(module.graph)
-    for sizes, ties in itertools.islice(_candidates(symbols, recorded), _TRIALS):
+    candidates = (each for each in _candidates(symbols, recorded) if allowed(each[0]))
+    for sizes, ties in itertools.islice(candidates, _TRIALS):
         conditions = propagate(module, inputs, sizes, ties) | recorded | _conditions_of(ties)
         if conditions.hold(sizes) and _is_distinct(module.graph):
             return conditions
@@ -278,7 +257,7 @@ def _candidates(symbols: Symbols, conditions: Conditions) -> Iterator[tuple[dict
             chosen = (_PRIMES * 2)[start : start + len(untied)]
             sizes = {name: factor * prime for name, prime in zip(untied, chosen, strict=True)}
             sizes |= {name: sizes[other] + more for name, (other, more) in ties.items()}
-            values = _numbers(sizes)
+            values = numbers(sizes)
             sizes |= {name: int(each.xreplace(values)) for name, each in derived.items()}
             if conditions.hold(sizes):
                 yield sizes, ties
@@ -299,7 +278,7 @@ def _possible_ties(names: Sequence[str], sizes: Sizes) -> Iterator[Ties]:
 def _conditions_of(ties: Ties) -> Conditions:
     import sympy
 
-    equal = (sympy.Eq(_symbol(name), _symbol(other) + more) for name, (other, more) in ties.items())
+    equal = (sympy.Eq(symbol(name), symbol(other) + more) for name, (other, more) in ties.items())
     return Conditions(tuple(equal))
 
 
@@ -317,7 +296,7 @@ def propagate(
     symbols = Symbols(sizes, ties)
     fill_in(module, [symbols.tensor(slot) for slot in inputs], symbols)
     conditions = symbols.conditions
-    values = _numbers(sizes)
+    values = numbers(sizes)
     plain = private.FakeTensorMode(allow_non_fake_inputs=True)
 
     def number(size: Any) -> int:
@@ -417,8 +396,8 @@ def _is_distinct(graph: fx.Graph) -> bool:
         for each, texts in zip(values, shapes, strict=True):
             if not isinstance(each, torch.Tensor):
                 continue
-            for numbers, names in zip((each.shape, each.stride()), texts or (), strict=False):
-                for number, name in zip(numbers, names, strict=True):
+            for sizes, names in zip((each.shape, each.stride()), texts or (), strict=False):
+                for number, name in zip(sizes, names, strict=True):
                     if meanings.setdefault(number, name) != name:
                         return False
             if texts is None:
@@ -443,14 +422,27 @@ def with_stand_ins(slots: Sequence[Slot], nodes: Sequence[fx.Node]) -> tuple[Slo
     return tuple(found)
 
 
-def settled(graph: Graph, symbols: Symbols) -> tuple[Graph, Conditions]:
+def settled(
+    graph: Graph, symbols: Symbols, allowed: Callable[[Sizes], bool] = _all
+) -> tuple[Graph, Conditions]:
     """Return a graph with stand-ins, and its conditions; see ``settle``."""
-    conditions = settle(graph.module, graph.inputs, symbols)
+    conditions = settle(graph.module, graph.inputs, symbols, allowed)
     inputs = with_stand_ins(graph.inputs, graph.placeholders)
     outputs = with_stand_ins(graph.outputs, graph.returned)
     if any(slot.is_state and slot.symbols for slot in outputs):
         raise NotSymbolic("the shape of a weight or buffer depends on a size")
     return replace(graph, inputs=inputs, outputs=outputs), conditions
+
+
+def with_other_stand_ins(graph: Graph, allowed: Callable[[Sizes], bool]) -> Graph:
+    """Return a graph with the first stand-ins that are allowed.
+
+    Raises:
+        NotSymbolic: there are none.
+    """
+    copy, symbols = graph.copy(), Symbols(stand_ins(graph.inputs))
+    fill_in(copy.module, [symbols.tensor(slot) for slot in copy.inputs], symbols)
+    return settled(copy, symbols, allowed)[0]
 
 
 def is_symbolic(graph: Graph) -> bool:

@@ -7,9 +7,10 @@ the rules for lanes compute with symbols, too; what they assume about sizes are 
 from __future__ import annotations
 
 from .._base import private
+from .._ir.conditions import Conditions
 from .._ir.graph import Graph
 from .._ir.loops import Lanes
-from .._ir.symbolic import Conditions, NotSymbolic, Symbols, fill_in, settled, stand_ins
+from .._ir.symbolic import NotSymbolic, Symbols, fill_in, settled, stand_ins
 from .batched import NotVectorisable
 from .side_by_side import side_by_side
 

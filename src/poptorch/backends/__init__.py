@@ -3,5 +3,14 @@
 from .._ir.backend_names import AUTO, OPTIMISE
 from .process import keep_freed_memory, release_freed_memory
 from .process import use_one as use_one_thread
-from .protocol import Backend, Builder, Code, Compiled, Executable, Progress, device_of
+from .protocol import (
+    Backend,
+    Builder,
+    Code,
+    Compiled,
+    Executable,
+    Progress,
+    conditions_of,
+    device_of,
+)
 from .stopwatch import Stopwatch, timing

@@ -10,6 +10,7 @@ from typing import Protocol, runtime_checkable
 
 import torch
 
+from .._ir.conditions import ALWAYS, Conditions
 from .._ir.graph import Graph
 from .._ir.plan import Plan, Report
 from .._ir.program import State
@@ -43,6 +44,11 @@ class Executable(Protocol):
     def report(self) -> Report:
         """Return what the program costs."""
         ...
+
+
+def conditions_of(compiled: Compiled) -> Conditions:
+    """Return what sizes must satisfy so that the code of a graph may be called with them."""
+    return getattr(compiled, "conditions", ALWAYS)
 
 
 def unsuitable(executable: Executable) -> str | None:

@@ -12,7 +12,10 @@ from torch import nn
 import poptorch
 from helpers import exported
 from helpers.cases import slow_but
+from helpers.closeness import FUNCTION, near
+from helpers.patience import eventually
 from helpers.wrapping import Having, compilations, infer, normal, options, runs_compiled
+from poptorch._compile import cache, tiers
 from poptorch._compile.cache import key_of
 from poptorch._cpu import Inductor, compiler
 from poptorch._ir.symbolic import NotSymbolic
@@ -91,6 +94,81 @@ def test_compiled_code_serves_all_sizes() -> None:
     assert len(compiled) == 2
     assert runs_compiled(executor)
     torch.testing.assert_close(found, expected)
+
+
+class Summing(nn.Module):
+    """Torch's compiler adds more than 4096 numbers in another way than fewer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x).sum(0)
+
+
+def lengths_served(executor: poptorch.PoplarExecutor, *lengths: int) -> None:
+    """Call with inputs of some lengths, and compare with eager PyTorch."""
+    for length in lengths:
+        x = normal(length, 8)
+        expected = executor._session.model.module(x).detach()
+        torch.testing.assert_close(executor(x), expected, **near(length + FUNCTION, size=4.0))
+
+
+@pytest.fixture
+def built(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
+    """Use an empty cache of compiled code; return the keys of what is compiled from now on."""
+    keys, build = list[str](), cache.Store.build
+    monkeypatch.setattr(cache, "default_store", lambda: cache.Store(tmp_path))
+    monkeypatch.setattr(cache, "_loaded", {})
+
+    def building(self: cache.Store, key: str, *rest: Any) -> Any:
+        keys.append(key)
+        return build(self, key, *rest)
+
+    monkeypatch.setattr(cache.Store, "build", building)
+    return keys
+
+
+@pytest.mark.slow
+def test_an_assumption_of_the_compiler_is_a_condition_of_its_code(built: list[str]) -> None:
+    executor = wrapped(Summing().eval(), backend="inductor")
+    lengths_served(executor, 5, 9, 4000, 30)
+
+    assert len(built) == 2  # for 5 rows, and for up to 4096
+    lengths_served(executor, 5000, 4096, 9000, 12)
+    assert len(built) == 3
+    assert runs_compiled(executor)
+    assert executor._session.now.inputs.symbols
+
+
+@pytest.mark.slow
+def test_stored_code_keeps_its_conditions(built: list[str]) -> None:
+    lengths_served(wrapped(Summing().eval(), backend="inductor"), 5, 9, 5000)
+    before = len(built)
+    cache._loaded.clear()
+    executor = wrapped(Summing().eval(), backend="inductor")
+    lengths_served(executor, 5, 9, 5000, 4096, 4097)
+
+    assert len(built) == before
+    assert runs_compiled(executor)
+
+
+@pytest.mark.slow
+def test_sizes_beyond_those_of_the_code_are_interpreted_until_theirs_is_compiled(
+    built: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tiers, "SHARE", 0.0)
+    executor = wrapped(Summing().eval(), backend="auto")
+    lengths_served(executor, 5, 9)
+    assert eventually(lambda: lengths_served(executor, 9) or not executor._executable.waiting)
+
+    lengths_served(executor, 5000)
+    assert executor._executable.waiting
+    assert eventually(lambda: lengths_served(executor, 5000) or not executor._executable.waiting)
+    lengths_served(executor, 9, 5000)
+    assert not executor._executable.waiting
 
 
 def key_after(*lengths: int) -> str | None:
@@ -548,7 +626,7 @@ def test_where_compiling_needs_numbers_each_size_has_its_own_code(
     def refuse(*_: object) -> None:
         raise NotSymbolic("an operator has no rule for symbols")
 
-    monkeypatch.setattr(compiler, "_compile_for_all_sizes", refuse)
+    monkeypatch.setattr(compiler, "_compile_for_many_sizes", refuse)
     executor = wrapped(of(lambda m, x: m.linear(x)), backend="inductor")
     for length in (5, 9):
         executor(normal(2, length, 8))

@@ -15,12 +15,13 @@ from ..._base import log, source, trees
 from ..._base.errors import AssertionFailure, Error
 from ..._capture import report_narrowed
 from ..._ir import slots
+from ..._ir.conditions import Conditions
 from ..._ir.indices import Range
 from ..._ir.loops import Loops
 from ..._ir.program import State
 from ..._ir.slots import Kind, Slot, narrowed, type_text
 from ..._ir.spec import Spec
-from ..._ir.symbolic import Conditions, sizes_of
+from ..._ir.symbolic import sizes_of
 from .signature import Arguments, Bound, Signature
 
 _RENEW = (

@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from ... import backends
+from ..._ir.conditions import LEAST
 from ..._ir.spec import Spec
-from ..._ir.symbolic import LEAST
 
 Dimension = tuple[int, int]  # an input, by number, and one of its dimensions
 Shapes = Sequence[Sequence[int]]
