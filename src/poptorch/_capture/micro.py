@@ -4,9 +4,10 @@ updates.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -35,6 +36,7 @@ from .outside import Outside
 from .python_state import ModuleAttribute, PythonState
 from .recorded import storage_of
 from .replaced import ModelTensor
+from .symbolic_sizes import numbers_as_text, refuse_kept, refuse_returned
 from .value_reads import BranchOnData, ValueReads
 
 aten = torch.ops.aten
@@ -262,10 +264,9 @@ def capture(request: Request, before: PythonState | None = None) -> Micro:
 
 def _leaves_no_values(request: Request, micro: Micro, before: PythonState) -> bool:
     """Return whether forward stored tensors without values in attributes."""
-    now = before.now()
     if micro.conditions is not None:
-        _refuse_attributes(request, before.changed(now))
-    return before.lost_values(now)
+        refuse_kept(request.module)
+    return before.lost_values(before.now())
 
 
 @dataclass(frozen=True, eq=False)
@@ -304,7 +305,8 @@ def _captured(request: Request, earlier: Unsettled | None, kept: _Kept) -> Micro
     try:
         reads = ValueReads(state=_constant_state(request))
         draws = Draws(users, earlier)
-        micro = _capture(request, inputs, reads, draws, kept.outside, symbols)
+        with contextlib.nullcontext() if symbols is None else numbers_as_text():
+            micro = _capture(request, inputs, reads, draws, kept.outside, symbols)
         relied = [(request.state[at], line) for at, line in reads.relied.items()]
         if {slot.key for slot, _ in relied}.isdisjoint(slot.key for slot in micro.graph.outputs):
             held = {slot.path: request.tensors[slot.path].tensor for slot, _ in relied}
@@ -394,7 +396,7 @@ def _capture(
     graph = _without_unchanged(graph)
     conditions = None
     if symbols is not None:
-        _refuse_kept_sizes(recording.done.structure)
+        refuse_returned(recording.done.structure)
         graph, conditions = settled(graph, symbols)
     held = {slot.key: value for slot, value in zip(constant_slots, constants, strict=True)}
     _refuse_views(graph, held, trained | {path: tied[path].tensor for path in _changed(graph)})
@@ -418,31 +420,6 @@ def _capture(
         ),
         conditions=conditions,
     )
-
-
-def _refuse_kept_sizes(structure: trees.Structure) -> None:
-    for path, value in structure.constants:
-        if _holds_symbols(value):
-            raise NotSymbolic(f"forward returns a size, {path}")
-
-
-def _refuse_attributes(request: Request, changed: Sequence[ModuleAttribute]) -> None:
-    for path, name in changed:
-        if _holds_symbols(getattr(request.module.get_submodule(path), name, None)):
-            raise NotSymbolic(f"forward keeps a size in the attribute {path and f'{path}.'}{name}")
-
-
-def _holds_symbols(value: object, depth: int = 0) -> bool:
-    if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
-        return True
-    if isinstance(value, torch.Tensor) or depth > trees.DEEPEST:
-        return False
-    items: Iterable[object] = ()
-    if isinstance(value, Mapping):
-        items = (*value.keys(), *value.values())
-    elif isinstance(value, tuple | list | set | frozenset):
-        items = value
-    return any(_holds_symbols(item, depth + 1) for item in items)
 
 
 def hooks_of(parameter: torch.Tensor) -> tuple[Callable[..., Any], ...]:

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -284,7 +285,7 @@ def test_inputs_that_a_condition_excludes_are_refused_as_by_eager_torch() -> Non
 KEEPING = {
     "returns a size": lambda m, x: (m.linear(x), x.shape[1]),
     "as a number": lambda m, x: sum(m.linear(x)[:, at] for at in range(x.shape[1])),
-    "something else with symbols": lambda m, x: m.linear(x) * len(str(x.shape[1])),
+    "something else with symbols": lambda m, x: m.linear(x) * len(type(x.shape[1]).__name__),
     "branches on the values": lambda m, x: m.linear(x) if x.sum() > 1e9 else x * 2,
     "writes into its inputs": lambda m, x: m.linear(x.mul_(2.0)),
     "reads indices": lambda m, x: m.linear(x).index_select(1, (x[0, :, 0] > 9).long()),
@@ -308,6 +309,10 @@ def test_python_code_that_refuses_symbolic_sizes_has_a_program_for_each_size() -
     assert "does something else with symbols" in str(executor.plan())
 
 
+def kept_in(where: str, executor: poptorch.PoplarExecutor) -> None:
+    assert f"keeps a size in {where}" in str(executor.plan())
+
+
 def test_attributes_that_forward_sets_to_a_size_hold_numbers() -> None:
     def forward(model: Having, x: torch.Tensor) -> torch.Tensor:
         model.length = x.shape[1]
@@ -317,7 +322,78 @@ def test_attributes_that_forward_sets_to_a_size_hold_numbers() -> None:
     executor = equal_to_eager(Having(lambda m, x: m.layer(x), layer=layer), (2, 5, 8), (2, 9, 8))
 
     assert type(layer.length) is int
-    assert "keeps a size in the attribute layer.length" in str(executor.plan())
+    kept_in("the attribute layer.length", executor)
+
+
+def test_objects_in_attributes_in_which_forward_keeps_a_size_hold_numbers() -> None:
+    def forward(model: Having, x: torch.Tensor) -> torch.Tensor:
+        model.settings.length = x.shape[1]
+        return model.linear(x) * model.settings.length
+
+    model = of(forward, settings=SimpleNamespace(length=0))
+    executor = equal_to_eager(model, (2, 5, 8), (2, 9, 8), (2, 4, 8))
+
+    assert type(executor._session.model.module.settings.length) is int
+    kept_in("the attribute settings", executor)
+
+
+LENGTH = {"of the last call": 0}
+
+
+class InGlobal(nn.Module):
+    """Keeps the length in a global variable."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        LENGTH["of the last call"] = x.shape[1]
+        return x * LENGTH["of the last call"]
+
+
+def test_global_variables_in_which_forward_keeps_a_size_hold_numbers() -> None:
+    executor = equal_to_eager(InGlobal(), (2, 5, 8), (2, 9, 8))
+
+    assert type(LENGTH["of the last call"]) is int
+    assert "forward of InGlobal keeps a size in a variable outside of it" in str(executor.plan())
+
+
+def test_variables_of_an_enclosing_function_hold_numbers() -> None:
+    length = 0
+
+    def forward(model: Having, x: torch.Tensor) -> torch.Tensor:
+        nonlocal length
+        length = x.shape[1]
+        return model.linear(x) * length
+
+    executor = equal_to_eager(of(forward), (2, 5, 8), (2, 9, 8))
+
+    assert type(length) is int
+    kept_in("the attribute function", executor)
+
+
+AS_TEXT: dict[str, Callable[[int], str]] = {
+    "str": str,
+    "repr": repr,
+    "an f-string": lambda size: f"{size}",
+    "format": "{}".format,
+    "percent": lambda size: "%s" % size,  # noqa: UP031
+    "a part of a shape": lambda size: str(torch.Size([1, size])),
+}
+
+
+@pytest.mark.parametrize("text", AS_TEXT.values(), ids=AS_TEXT)
+def test_a_size_that_becomes_text_is_the_number(text: Callable[[int], str]) -> None:
+    """The first two sizes have texts of the same length, which are no keys."""
+    known = {text(7): 2.0}
+    model = of(lambda m, x: m.linear(x) * (known.get(text(x.shape[1]), 3.0)))
+
+    equal_to_eager(model, (2, 120, 8), (2, 130, 8), (2, 7, 8))
+
+
+def test_a_size_in_a_message_of_torch_stays_symbolic() -> None:
+    executor = equal_to_eager(
+        of(lambda m, x: m.linear(x)[:, : min(x.shape[1], 64)]), (2, 5, 8), (2, 9, 8)
+    )
+
+    assert executor._session.now.inputs.symbols
 
 
 class Classifier(nn.Module):
@@ -396,6 +472,32 @@ def test_compiled_training_serves_all_sizes() -> None:
     assert runs_compiled(executor)
     assert str(executor._session.now.inputs) == "x int64[4, s0], labels int64[4]"
     torch.testing.assert_close(found, expected)
+
+
+class PerToken(Classifier):
+    """Returns scores for each token, and the mean over all of them."""
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        scores = self.head(self.layer(self.embedding(x)))
+        each = labels[:, None].expand(x.shape)
+        return scores, nn.functional.cross_entropy(scores.flatten(0, 1), each.flatten())
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_training_returns_results_of_all_sizes(accumulation: int) -> None:
+    model = PerToken()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    opts = options(accumulation=accumulation).programs(4).checkAgainstEager("error")
+    opts.outputMode(poptorch.OutputMode.All)
+    executor = poptorch.trainingModel(model, opts, optimizer)
+    labels = torch.arange(2 * accumulation) % 3
+    with compilations() as compiled:
+        for length in (5, 9, 12, 3):
+            x = tokens(2 * accumulation, length)
+            scores, _ = executor(x, labels)
+            torch.testing.assert_close(scores, model.forward(x, labels)[0].detach())
+
+    assert len(compiled) == 2
 
 
 def test_draws_of_a_dropout_are_compared_for_the_size_at_hand() -> None:

@@ -1,0 +1,105 @@
+"""What Python code may do with symbolic sizes, and what it may keep of them.
+
+A size that becomes text is a number from then on, because the text decides what follows: the key of
+a dictionary, or how long it is. A program for all sizes must leave no symbols behind, because code
+that reads them later expects numbers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import types
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from .._base import source, trees
+from .._ir.symbolic import NotSymbolic
+from .replaced import changed
+
+_SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
+_OF_MODULES = frozenset(vars(nn.Module()))  # attributes that torch gives every module
+_WITHOUT_SIZES = (torch.Tensor, nn.Module, type, types.ModuleType)
+_DEEPEST, _MOST = 8, 20_000  # how far, and at how many objects, a search looks
+
+
+@contextlib.contextmanager
+def numbers_as_text() -> Iterator[None]:
+    """Within the block, let user code see the number when a size becomes text."""
+    thread = threading.get_ident()
+
+    def showing(usual: Callable[[Any], str], number: Callable[[Any], object]) -> Any:
+        def text(size: Any) -> str:
+            caller = sys._getframe(1).f_code.co_filename
+            of_user = threading.get_ident() == thread and source.is_user_file(caller)
+            return repr(number(size)) if of_user else usual(size)
+
+        return text
+
+    kinds = zip(_SYMBOLS, (int, float, bool), strict=True)
+    with changed([(kind, "__repr__", showing(kind.__repr__, number)) for kind, number in kinds]):
+        yield
+
+
+def refuse_returned(structure: trees.Structure) -> None:
+    for path, value in structure.constants:
+        if _Search().holds(value):
+            raise NotSymbolic(f"forward returns a size, {path}")
+
+
+def refuse_kept(root: nn.Module) -> None:
+    """Refuse sizes in attributes of modules, and in variables outside of ``forward``."""
+    search = _Search()
+    for path, module in root.named_modules():
+        for name, value in vars(module).items():
+            if name not in _OF_MODULES and search.holds(value):
+                where = f"{path}.{name}" if path else name
+                raise NotSymbolic(f"forward keeps a size in the attribute {where}")
+        if search.holds(type(module).forward):
+            name = type(module).__name__
+            raise NotSymbolic(f"forward of {name} keeps a size in a variable outside of it")
+
+
+class _Search:
+    """Looks for symbols in containers, objects, and what functions refer to, in each once."""
+
+    def __init__(self) -> None:
+        self._seen: set[int] = set()
+
+    def holds(self, value: object, depth: int = 0) -> bool:
+        if isinstance(value, _SYMBOLS):
+            return True
+        plain = isinstance(value, (str, bytes, int, float, *_WITHOUT_SIZES)) or value is None
+        if plain or id(value) in self._seen or depth > _DEEPEST or len(self._seen) >= _MOST:
+            return False
+        self._seen.add(id(value))
+        return any(self.holds(each, depth + 1) for each in _parts(value))
+
+
+def _parts(value: Any) -> list[Any]:
+    if isinstance(value, Mapping):
+        return [*value.keys(), *value.values()]
+    if isinstance(value, (tuple, list, set, frozenset)):
+        return [*value]
+    if isinstance(value, types.MethodType):
+        return [value.__func__]
+    if isinstance(value, types.FunctionType):
+        return _variables(value)
+    return [*getattr(value, "__dict__", {}).values()]
+
+
+def _variables(function: types.FunctionType) -> list[Any]:
+    """Return the values of variables that a user's function refers to, and its defaults."""
+    if not source.is_user_file(function.__code__.co_filename):
+        return []
+    found = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+    for cell in function.__closure__ or ():
+        with contextlib.suppress(ValueError):  # it has no value yet
+            found.append(cell.cell_contents)
+    names = function.__code__.co_names
+    own = function.__globals__
+    return [*found, *(own[name] for name in names if name in own)]
