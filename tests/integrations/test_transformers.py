@@ -12,6 +12,8 @@ from torch import nn
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
+    GPT2Config,
+    GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
     StaticCache,
@@ -313,6 +315,15 @@ def test_nothing_is_compiled_after_the_first_epoch(steps: int, tmp_path: Path) -
     assert counting.counts[0] == counting.counts[-1]
 
 
+def test_one_program_for_all_lengths_trains_and_one_evaluates(tmp_path: Path) -> None:
+    """Each has one more, for the length that it meets first."""
+    args = arguments(tmp_path, per_device_train_batch_size=2, per_device_eval_batch_size=3)
+    with compilations() as compiled:
+        made(Trainer, several_lengths(), args, data_collator=to_the_longest).train()
+
+    assert len(compiled) <= 4
+
+
 def test_predictions_of_tokens_are_those_of_the_plain_trainer(tmp_path: Path) -> None:
     """Batches are padded for the program; what is returned has the length that they had."""
 
@@ -429,6 +440,17 @@ def tokens(*sizes: int) -> torch.Tensor:
     return torch.randint(1, 20, sizes)
 
 
+GPT2 = {
+    "vocab_size": 50,
+    "n_positions": 64,
+    "n_embd": 16,
+    "n_layer": 1,
+    "n_head": 2,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+}
+
+
 def test_a_model_returns_its_cache_and_takes_it_back() -> None:
     model = LlamaForCausalLM(LlamaConfig(**SIZES)).eval()
     ours = poptorch.inferenceModel(copy.deepcopy(model), options().programs(2))
@@ -442,6 +464,22 @@ def test_a_model_returns_its_cache_and_takes_it_back() -> None:
     assert got.past_key_values.get_seq_length() == 5
     assert end.past_key_values.get_seq_length() == 6
     torch.testing.assert_close(end.logits, expected.logits)
+
+
+def test_a_cache_that_grows_by_each_token_is_compiled_at_most_three_times() -> None:
+    model = GPT2LMHeadModel(GPT2Config(**GPT2)).eval()
+    ours = poptorch.inferenceModel(copy.deepcopy(model), options().programs(3))
+    ids, cache, given = tokens(1, 1), None, None
+    with compilations() as compiled, torch.no_grad():
+        for _ in range(32):
+            result = ours(ids, past_key_values=cache) if cache is not None else ours(ids)
+            expected = model(ids, past_key_values=given)
+            cache, given = result.past_key_values, expected.past_key_values
+            torch.testing.assert_close(result.logits, expected.logits)
+            ids = result.logits.argmax(-1)
+
+    assert cache.get_seq_length() == 32
+    assert len(compiled) <= 3
 
 
 def test_a_static_cache_needs_one_program_for_all_steps() -> None:

@@ -13,7 +13,7 @@ from torch import nn
 import poptorch
 from helpers import exported
 from helpers.cases import slow_but
-from helpers.closeness import FUNCTION, near
+from helpers.closeness import FUNCTION, near, relative
 from helpers.patience import eventually
 from helpers.wrapping import Having, compilations, infer, normal, options, runs_compiled
 from poptorch._compile import cache, tiers
@@ -808,3 +808,35 @@ def test_files_keep_the_program_for_the_latest_size(tmp_path: Path) -> None:
     loaded = poptorch.load(str(tmp_path / "model.poptorch"))
 
     torch.testing.assert_close(loaded(tokens(4, 9)), executor(tokens(4, 9)))
+
+
+def resumable(folder: Path, batches: list[list[torch.Tensor]]) -> poptorch.Checkpoints:
+    model = Classifier()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    executor = poptorch.trainingModel(model, options().programs(4), optimizer)
+    return poptorch.Checkpoints(folder, executor, batches)
+
+
+def losses_of(checkpoints: poptorch.Checkpoints, saved_at: int | None = None) -> list[float]:
+    losses = []
+    for step, batch in enumerate(checkpoints.batches(1), 1):
+        losses.append(checkpoints._executor(*batch).item())
+        if step == saved_at:
+            checkpoints.save()
+            break
+    return losses
+
+
+@pytest.mark.parametrize("saved_at", [1, 2, 3])
+def test_a_run_that_is_resumed_at_another_size_goes_on_as_if_it_had_not_stopped(
+    saved_at: int, tmp_path: Path
+) -> None:
+    batches = [[tokens(4, length), torch.arange(4) % 3] for length in (5, 9, 12, 3, 20)]
+    expected = losses_of(resumable(tmp_path / "whole", batches))
+    found = losses_of(resumable(tmp_path / "stopped", batches), saved_at)
+    again = resumable(tmp_path / "stopped", batches)
+
+    assert again.resume()
+    found += losses_of(again)
+
+    assert found == pytest.approx(expected, rel=relative(64, 5))
