@@ -316,7 +316,9 @@ class OnDemand:
         code = self._code
         try:
             while not code.serves(batch):
-                code.announce("compiling for other sizes takes about %.0f s", code.expected_seconds())
+                code.announce(
+                    "compiling for other sizes takes about %.0f s", code.expected_seconds()
+                )
                 # Signals are delayed while state is written, and nothing has been written yet.
                 with interrupts.allowed(), interrupts.insisting():
                     compiled = code.compile(lambda share: None)
