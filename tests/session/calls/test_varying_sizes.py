@@ -416,17 +416,21 @@ Trained = tuple[poptorch.PoplarExecutor, LossesAndState, LossesAndState]
 
 
 def train(
-    model: nn.Module, *shapes: tuple[int, int], backend: str = "reference", **counts: int
+    model: nn.Module,
+    *shapes: tuple[int, int],
+    backend: str = "reference",
+    lanes: int = 0,
+    **counts: int,
 ) -> Trained:
     """Train a model and its eager copy; return the executor and both lists of losses.
 
-    Shapes are those of micro-batches. Counts: iterations, accumulation, replicas, lanes.
+    Shapes are those of micro-batches. Counts: iterations, accumulation, replicas.
     """
     eager = copy.deepcopy(model)
     plain = torch.optim.SGD(eager.parameters(), lr=0.1, momentum=0.9)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     opts = options(backend, **counts).programs(4).checkAgainstEager("error")
-    opts.outputMode(poptorch.OutputMode.All).lanes(counts.get("lanes", 0))
+    opts.outputMode(poptorch.OutputMode.All).lanes(lanes)
     executor = poptorch.trainingModel(model, opts, optimizer)
     of_update = counts.get("accumulation", 1) * counts.get("replicas", 1)
     found, expected = [], []
