@@ -36,7 +36,7 @@ from .outside import Outside
 from .python_state import ModuleAttribute, PythonState
 from .recorded import storage_of
 from .replaced import ModelTensor
-from .symbolic_sizes import numbers_as_text, refuse_kept, refuse_returned
+from .symbolic_sizes import as_numbers, refuse_kept, refuse_returned
 from .value_reads import BranchOnData, ValueReads
 
 aten = torch.ops.aten
@@ -305,7 +305,7 @@ def _captured(request: Request, earlier: Unsettled | None, kept: _Kept) -> Micro
     try:
         reads = ValueReads(state=_constant_state(request))
         draws = Draws(users, earlier)
-        with contextlib.nullcontext() if symbols is None else numbers_as_text():
+        with contextlib.nullcontext() if symbols is None else as_numbers(request.module):
             micro = _capture(request, inputs, reads, draws, kept.outside, symbols)
         relied = [(request.state[at], line) for at, line in reads.relied.items()]
         if {slot.key for slot, _ in relied}.isdisjoint(slot.key for slot in micro.graph.outputs):

@@ -1,8 +1,9 @@
 """What Python code may do with symbolic sizes, and what it may keep of them.
 
-A size that becomes text is a number from then on, because the text decides what follows: the key of
-a dictionary, or how long it is. A program for all sizes must leave no symbols behind, because code
-that reads them later expects numbers.
+A size is an instance of ``int`` for the user's code, which may branch on that. A size that becomes
+text is a number from then on, because the text decides what follows: the key of a dictionary, or
+how long it is. A program for all sizes must leave no symbols behind, because code that reads them
+later expects numbers.
 """
 
 from __future__ import annotations
@@ -19,20 +20,27 @@ from torch import nn
 
 from .._base import source, trees
 from .._ir.symbolic import NotSymbolic
-from .replaced import changed
+from .replaced import Replacement, changed
 
-_SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
+_SYMBOLS: Mapping[type, Callable[..., Any]] = {
+    torch.SymInt: int,
+    torch.SymFloat: float,
+    torch.SymBool: bool,
+}
+_OF_LIBRARIES = ("torch", __name__.partition(".")[0])
 _OF_MODULES = frozenset(vars(nn.Module()))  # attributes that torch gives every module
 _WITHOUT_SIZES = (torch.Tensor, nn.Module, type, types.ModuleType)
 _DEEPEST, _MOST = 8, 20_000  # how far, and at how many objects, a search looks
 
 
 @contextlib.contextmanager
-def numbers_as_text() -> Iterator[None]:
-    """Within the block, let user code see the number when a size becomes text."""
+def as_numbers(root: nn.Module) -> Iterator[None]:
+    """Within the block, let the code of the user and of the model's classes see numbers: when a
+    size becomes text, and when ``isinstance`` asks for its class.
+    """
     thread = threading.get_ident()
 
-    def showing(usual: Callable[[Any], str], number: Callable[[Any], object]) -> Any:
+    def showing(usual: Callable[[Any], str], number: Callable[..., Any]) -> Any:
         def text(size: Any) -> str:
             caller = sys._getframe(1).f_code.co_filename
             of_user = threading.get_ident() == thread and source.is_user_file(caller)
@@ -40,9 +48,35 @@ def numbers_as_text() -> Iterator[None]:
 
         return text
 
-    kinds = zip(_SYMBOLS, (int, float, bool), strict=True)
-    with changed([(kind, "__repr__", showing(kind.__repr__, number)) for kind, number in kinds]):
+    changes: list[Replacement] = [
+        (kind, "__repr__", showing(vars(kind)["__repr__"], number))
+        for kind, number in _SYMBOLS.items()
+    ]
+    # As a global variable, the function is found before Python's own. Torch's code keeps that one.
+    changes += [
+        (module, "isinstance", _is_instance)
+        for module in _with_user_code(root)
+        if "isinstance" not in vars(module)
+    ]
+    with changed(changes):
         yield
+
+
+def _is_instance(value: object, kinds: Any) -> bool:
+    number = _SYMBOLS.get(type(value))
+    return isinstance(value, kinds) or (number is not None and isinstance(number(), kinds))
+
+
+def _with_user_code(root: nn.Module) -> list[types.ModuleType]:
+    """Return the Python modules of the user, and those in which the model's classes are."""
+    names = {type(part).__module__ for part in root.modules()}
+    return [
+        module
+        for name, module in list(sys.modules.items())
+        if isinstance(module, types.ModuleType)
+        and (name in names or source.is_user_file(getattr(module, "__file__", None) or "<"))
+        and name.partition(".")[0] not in _OF_LIBRARIES
+    ]
 
 
 def refuse_returned(structure: trees.Structure) -> None:
@@ -71,7 +105,7 @@ class _Search:
         self._seen: set[int] = set()
 
     def holds(self, value: object, depth: int = 0) -> bool:
-        if isinstance(value, _SYMBOLS):
+        if isinstance(value, tuple(_SYMBOLS)):
             return True
         plain = isinstance(value, (str, bytes, int, float, *_WITHOUT_SIZES)) or value is None
         if plain or id(value) in self._seen or depth > _DEEPEST or len(self._seen) >= _MOST:

@@ -289,7 +289,7 @@ KEEPING = {
     "branches on the values": lambda m, x: m.linear(x) if x.sum() > 1e9 else x * 2,
     "writes into its inputs": lambda m, x: m.linear(x.mul_(2.0)),
     "reads indices": lambda m, x: m.linear(x).index_select(1, (x[0, :, 0] > 9).long()),
-    "another type": lambda m, x: m.linear(x) * (2.0 if isinstance(x.shape[1], int) else 3.0),
+    "another type": lambda m, x: m.linear(x) * (2.0 if type(x.shape[1]) is int else 3.0),
 }
 
 
@@ -303,7 +303,7 @@ def test_where_sizes_cannot_be_symbolic_the_plan_says_why(reason: str) -> None:
     assert len(executor._session.programs.all) == 3
 
 
-def test_python_code_that_refuses_symbolic_sizes_has_a_program_for_each_size() -> None:
+def test_python_code_that_asks_for_the_exact_type_of_a_size_has_a_program_for_each_size() -> None:
     executor = equal_to_eager(of(KEEPING["another type"]), (2, 5, 8), (2, 9, 8), (2, 4, 8))
 
     assert "does something else with symbols" in str(executor.plan())
@@ -386,6 +386,25 @@ def test_a_size_that_becomes_text_is_the_number(text: Callable[[int], str]) -> N
     model = of(lambda m, x: m.linear(x) * (known.get(text(x.shape[1]), 3.0)))
 
     equal_to_eager(model, (2, 120, 8), (2, 130, 8), (2, 7, 8))
+
+
+def test_a_size_is_an_instance_of_int() -> None:
+    """The first two sizes take the same branch, and the third one takes the other."""
+
+    def forward(model: Having, x: torch.Tensor) -> torch.Tensor:
+        length = x.shape[1]
+        factor = 2.0 if isinstance(length, int) and length > 10 else 3.0
+        return model.linear(x) * factor
+
+    executor = equal_to_eager(of(forward), (2, 5, 8), (2, 9, 8), (2, 12, 8), (2, 13, 8))
+
+    assert executor._session.now.inputs.symbols
+
+
+def test_python_s_isinstance_is_back_after_a_capture() -> None:
+    equal_to_eager(of(lambda m, x: m.linear(x) * x.shape[1]), (2, 5, 8), (2, 9, 8))
+
+    assert "isinstance" not in globals()
 
 
 def test_a_size_in_a_message_of_torch_stays_symbolic() -> None:
