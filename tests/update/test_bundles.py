@@ -67,7 +67,8 @@ def run(
     stop: int = 3,
     bundled: bool = True,
     start: Any = None,
-    **counts: Any,
+    lanes: int = 0,
+    **counts: int,
 ) -> Any:
     torch.manual_seed(0)
     model = Deep(dtype)
@@ -75,7 +76,7 @@ def run(
     if start is not None:
         model.load_state_dict(start[0])
         optimizer.load_state_dict(start[1])
-    opts = options(backend, **counts).lanes(counts.get("lanes", 0))
+    opts = options(backend, **counts).lanes(lanes)
     if not bundled:
         opts.anchorTensor("g", "Gradient___layers.0.weight")  # looks at a single weight
     wrapped = poptorch.trainingModel(model, opts, optimizer)
