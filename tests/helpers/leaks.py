@@ -9,8 +9,13 @@ from typing import Any
 
 from helpers.patience import HANGS, eventually
 
-# Python's own helpers, which serve the whole program and end with it.
-_HELPERS = ("multiprocessing.forkserver", "multiprocessing.resource_tracker")
+# Helpers that serve the whole program and end with it: Python's own, and the process that keeps the
+# compiler loaded for the next program (``poptorch/_compile/helper.py``).
+_HELPERS = (
+    "multiprocessing.forkserver",
+    "multiprocessing.resource_tracker",
+    "poptorch._compile.helper",
+)
 
 
 def _stat(pid: int) -> tuple[int, str] | None:
