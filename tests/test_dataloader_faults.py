@@ -22,7 +22,13 @@ from torch.utils.data._utils import worker as torch_worker
 from helpers import data_sets as sets
 from helpers import programs
 from helpers.cases import few
-from helpers.leaks import descendants, nothing_left, segments, still_there
+from helpers.leaks import (
+    descendants,
+    end_kept_compiler,
+    nothing_left,
+    segments,
+    still_there,
+)
 from helpers.loaders import ALL_MODES, ASYNC_MODES, loader, values
 from helpers.patience import HANGS, eventually
 from poptorch._base.errors import Error
@@ -36,7 +42,10 @@ FORK, FORK_SERVER = SharingStrategy.Fork, SharingStrategy.ForkServer
 
 @pytest.fixture(scope="module", autouse=True)
 def _helpers() -> None:
-    """Start Python's own helper processes, which stay until the program ends."""
+    """Start Python's own helper processes, which stay until the program ends, and end the process
+    that earlier tests left for compiling the next program: it would be counted.
+    """
+    end_kept_compiler()
     resource_tracker.ensure_running()
     accessor(sets.Numbers(1), FORK_SERVER).terminate()
 

@@ -8,14 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from helpers.patience import HANGS, eventually
+from poptorch._compile import helper
 
-# Helpers that serve the whole program and end with it: Python's own, and the process that keeps the
-# compiler loaded for the next program (``poptorch/_compile/helper.py``).
-_HELPERS = (
-    "multiprocessing.forkserver",
-    "multiprocessing.resource_tracker",
-    "poptorch._compile.helper",
-)
+# Python's own helpers, which serve the whole program and end with it.
+_HELPERS = ("multiprocessing.forkserver", "multiprocessing.resource_tracker")
 
 
 def _stat(pid: int) -> tuple[int, str] | None:
@@ -51,6 +47,14 @@ def descendants(root: int | None = None) -> dict[int, str]:
         for pid, start in found.items()
         if not (stats[pid][0] == top and _is_helper(pid, top))
     }
+
+
+def end_kept_compiler() -> None:
+    """End the process that is kept for compiling the next program, if there is one.
+
+    It ends by itself after some idle minutes, and is then counted as a zombie.
+    """
+    helper.end_kept()
 
 
 def still_there(processes: dict[int, str]) -> list[int]:
