@@ -64,19 +64,21 @@ def as_numbers(root: nn.Module) -> Iterator[None]:
 
 def _is_instance(value: object, kinds: Any) -> bool:
     number = _SYMBOLS.get(type(value))
-    return isinstance(value, kinds) or (number is not None and isinstance(number(), kinds))
+    return isinstance(value if number is None else number(), kinds)
 
 
 def _with_user_code(root: nn.Module) -> list[types.ModuleType]:
     """Return the Python modules of the user, and those in which the model's classes are."""
     names = {type(part).__module__ for part in root.modules()}
-    return [
+    found = (
         module
         for name, module in list(sys.modules.items())
         if isinstance(module, types.ModuleType)
         and (name in names or source.is_user_file(getattr(module, "__file__", None) or "<"))
         and name.partition(".")[0] not in _OF_LIBRARIES
-    ]
+    )
+    by_variables = {id(vars(module)): module for module in found}  # it may have several names
+    return [*by_variables.values()]
 
 
 def refuse_returned(structure: trees.Structure) -> None:

@@ -1,7 +1,9 @@
 """Inputs that differ in sizes alone: one program for all of them, or the reason why not."""
 
 import copy
+import sys
 from collections.abc import Callable
+from numbers import Integral
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -388,15 +390,38 @@ def test_a_size_that_becomes_text_is_the_number(text: Callable[[int], str]) -> N
     equal_to_eager(model, (2, 120, 8), (2, 130, 8), (2, 7, 8))
 
 
-def test_a_size_is_an_instance_of_int() -> None:
+KINDS: dict[str, Callable[[Any], bool]] = {
+    "int": lambda size: isinstance(size, int),
+    "one of several": lambda size: isinstance(size, (str, int)),
+    "an abstract class": lambda size: isinstance(size, Integral),
+    "no symbol": lambda size: not isinstance(size, torch.SymInt),
+    "a quotient": lambda size: isinstance(size / 2, float),
+    "a comparison": lambda size: isinstance(size > 4, bool),
+}
+
+
+@pytest.mark.parametrize("is_number", KINDS.values(), ids=KINDS)
+def test_a_size_is_an_instance_of_the_classes_of_a_number(
+    is_number: Callable[[Any], bool],
+) -> None:
     """The first two sizes take the same branch, and the third one takes the other."""
 
     def forward(model: Having, x: torch.Tensor) -> torch.Tensor:
         length = x.shape[1]
-        factor = 2.0 if isinstance(length, int) and length > 10 else 3.0
+        factor = 2.0 if is_number(length) and length > 10 else 3.0
         return model.linear(x) * factor
 
     executor = equal_to_eager(of(forward), (2, 5, 8), (2, 9, 8), (2, 12, 8), (2, 13, 8))
+
+    assert executor._session.now.inputs.symbols
+
+
+def test_sizes_are_symbolic_if_a_module_of_the_user_has_two_names(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "second_name", sys.modules[__name__])
+
+    executor = equal_to_eager(of(lambda m, x: m.linear(x) * x.shape[1]), (2, 5, 8), (2, 9, 8))
 
     assert executor._session.now.inputs.symbols
 
