@@ -136,12 +136,12 @@ def test_autoplace_respects_the_estimated_memory_of_a_system() -> None:
     poptorch.autoplace(models[1], x, options, num_ipus=2, system="bow:4")
     assert estimate(models[1]).fits
     poptorch.removeBlocks(models[0])
-    for settings, said in (
+    for settings, message in (
         ({"num_ipus": 1, "system": "bow:4"}, "(?s)does not fit 1 IPUs.*weights"),
         ({"num_ipus": 2, "system": "bow:1"}, "1 replicas of 2 IPUs on bow:1"),
         ({"num_ipus": 2, "system": "bow:4", "memory_per_ipu": 1}, "memory_per_ipu and system"),
     ):
-        with pytest.raises((poptorch.Error, ValueError), match=said):
+        with pytest.raises((poptorch.Error, ValueError), match=message):
             poptorch.autoplace(models[0], x[:64], **settings)
 
 

@@ -149,16 +149,16 @@ def test_python_in_the_pages_runs_without_warnings(
 
 def unexpected(page: str, records: Sequence[logging.LogRecord]) -> list[str]:
     """Return the warnings that a page is not about."""
-    said = [each.getMessage() for each in records if each.levelno >= logging.WARNING]
-    return [each for each in said if not any(part in each for part in WARNS.get(page, ()))]
+    warnings = [each.getMessage() for each in records if each.levelno >= logging.WARNING]
+    return [each for each in warnings if not any(part in each for part in WARNS.get(page, ()))]
 
 
 def test_a_warning_of_a_program_in_a_page_is_found(caplog: pytest.LogCaptureFixture) -> None:
     poptorch.DataLoader(options(), [torch.zeros(1)], batch_size=2)
 
-    (said,) = unexpected("docs/guide/data.md", caplog.records)
+    (message,) = unexpected("docs/guide/data.md", caplog.records)
 
-    assert "No batch will be loaded" in said
+    assert "No batch will be loaded" in message
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())

@@ -35,11 +35,11 @@ def made(folder: Path, has: str | None) -> tuple[str, str]:
 
 @pytest.mark.slow
 def test_make_keeps_an_installed_torch_of_another_version_and_says_so(tmp_path: Path) -> None:
-    said, pinned = made(tmp_path, "2.99.1+cpu")
+    output, pinned = made(tmp_path, "2.99.1+cpu")
 
     assert pinned == "2.99.1+cpu"
-    assert "Keeping torch==2.99.1+cpu" in said
-    assert "make VENV=build/venv" in said
+    assert "Keeping torch==2.99.1+cpu" in output
+    assert "make VENV=build/venv" in output
 
 
 @pytest.mark.slow
@@ -47,17 +47,17 @@ def test_make_keeps_an_installed_torch_of_another_version_and_says_so(tmp_path: 
 def test_make_installs_the_tested_torch_where_there_is_none_or_that(
     has: str | None, tmp_path: Path
 ) -> None:
-    said, pinned = made(tmp_path, has)
+    output, pinned = made(tmp_path, has)
 
     assert pinned == TESTED
-    assert "Keeping" not in said
+    assert "Keeping" not in output
 
 
 @pytest.mark.slow
 def test_make_replaces_a_torch_that_it_has_installed_itself(tmp_path: Path) -> None:
     made(tmp_path, None)
 
-    said, pinned = made(tmp_path, "2.99.1")  # the tested one, before constraints.txt changed
+    output, pinned = made(tmp_path, "2.99.1")  # the tested one, before constraints.txt changed
 
     assert pinned == TESTED
-    assert "Keeping" not in said
+    assert "Keeping" not in output

@@ -125,7 +125,7 @@ def test_an_id_names_a_device() -> None:
 
 
 @pytest.mark.parametrize(
-    "count, ipu_id, said",
+    "count, ipu_id, message",
     [
         (1, 2, "Failed to acquire device Id 2"),
         (1, 7, r"(?s)device Id 7.*the ids of virtual-mk2-4 are 0 to 6"),
@@ -134,11 +134,11 @@ def test_an_id_names_a_device() -> None:
     ],
 )
 def test_a_device_that_is_in_use_too_small_or_missing_is_refused(
-    count: int, ipu_id: int | None, said: str
+    count: int, ipu_id: int | None, message: str
 ) -> None:
     lease = _pod.acquire(4, ipu_id=6)
 
-    with pytest.raises(poptorch.Error, match=said.replace("OWN_PID", str(os.getpid()))):
+    with pytest.raises(poptorch.Error, match=message.replace("OWN_PID", str(os.getpid()))):
         _pod.acquire(count, ipu_id)
 
     lease.release()

@@ -199,8 +199,8 @@ def test_the_backward_pass_and_the_update_are_named() -> None:
     nn.init.zeros_(model.body[0].weight)
     nn.init.zeros_(model.body[0].bias)
     wrapped.copyWeightsToDevice()
-    said = r"(?s)division by zero.*in the backward pass of module body\.1.*\.sum\(\)\.sqrt\(\)"
-    with pytest.raises(poptorch.Error, match=said):
+    message = r"(?s)division by zero.*in the backward pass of module body\.1.*\.sum\(\)\.sqrt\(\)"
+    with pytest.raises(poptorch.Error, match=message):
         wrapped(torch.randn(2, 3))
 
     model = root()

@@ -60,8 +60,8 @@ def test_operators_that_onnx_does_not_have_run_on_the_reference_backend(
 ) -> None:
     same(compiled(Having(lambda m, x: torch.lgamma(x)), "onnxruntime"), torch.lgamma, normal(3))
 
-    said = "reference backend: A part of this program cannot be expressed in ONNX.*\n.*lgamma"
-    assert re.search(said, caplog.text)
+    message = "reference backend: A part of this program cannot be expressed in ONNX.*\n.*lgamma"
+    assert re.search(message, caplog.text)
 
 
 def refusal(executor: poptorch.PoplarExecutor) -> str:

@@ -234,8 +234,8 @@ def test_tensors_that_the_update_computes_are_refused_as_results(
     opts.anchorTensor("w", name)
     optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1, max_grad_norm=1.0)
     wrapper = poptorch.trainingModel(model, opts, optimizer)
-    said = "(?s)cannot return tensors that the update computes.*anchored: w"
-    with pytest.raises(poptorch.Error, match=said):
+    message = "(?s)cannot return tensors that the update computes.*anchored: w"
+    with pytest.raises(poptorch.Error, match=message):
         wrapper.compile(torch.randn(accumulation, 4))
 
 

@@ -70,7 +70,7 @@ def test_the_faster_number_stays_until_calls_become_slow_or_it_is_measured_again
 
 
 @pytest.mark.parametrize(
-    "one, two, calls, said",
+    "one, two, calls, reason",
     [
         (4e-5, 3e-5, [2] + [1] * 8, "one thread: 0.04 ms a call"),
         (3.0, 2.0, [2, 1, 2, 2, 2], "2 threads: 2000.00 ms a call, 3000.00 ms a call with one"),
@@ -79,11 +79,11 @@ def test_the_faster_number_stays_until_calls_become_slow_or_it_is_measured_again
     ],
 )
 def test_short_calls_and_calls_that_threads_clearly_help_are_not_tried_for_long(
-    one: float, two: float, calls: list[int], said: str
+    one: float, two: float, calls: list[int], reason: str
 ) -> None:
     machine = Machine(one, two)
     assert [machine.call() for _ in calls] == calls
-    assert machine.threads.decision == f"with {said}"
+    assert machine.threads.decision == f"with {reason}"
 
 
 def test_a_number_that_another_thread_sets_is_kept() -> None:

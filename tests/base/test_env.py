@@ -89,9 +89,9 @@ def test_a_file_that_cannot_be_written_is_a_warning(
     monkeypatch.setenv("POPTORCH_LOG_DEST", str(tmp_path / "missing" / "engine.log"))
     log.setup()
     log.engine.warning("one line")
-    said = capsys.readouterr().err
+    printed = capsys.readouterr().err
     for part in ("POPTORCH_LOG_DEST names cannot be written", "No such file", "one line"):
-        assert part in said
+        assert part in printed
 
 
 @pytest.mark.usefixtures("fresh_handlers")
@@ -117,9 +117,9 @@ def test_each_line_of_the_trace_names_its_level(
     monkeypatch.setattr(log.engine, "_cache", {})  # of what is enabled: none of this level stays
     log.trace("fine %s", "grained")
     log.engine.debug("coarse")
-    said = capsys.readouterr().err  # with what others have to say
-    assert "[trace] fine grained" in said
-    assert "[debug] coarse" in said
+    printed = capsys.readouterr().err  # with what others have to say
+    assert "[trace] fine grained" in printed
+    assert "[debug] coarse" in printed
 
 
 GIB = 1 << 30

@@ -127,11 +127,11 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 ELSEWHERE = (private.COMPILER, lost_without("while_loop_op"))  # a test of their own, below
-_SAID = (
+_REPORTED = (
     "setup_stacktrace_preservation_hooks loader get_graph_module_cls create_node "
     "engine_run_backward"
 )
-ALWAYS_SAID = set(map(lost_without, _SAID.split()))
+ALWAYS_REPORTED = set(map(lost_without, _REPORTED.split()))
 ALONE = [n for lost, names in (REQUIRED | OPTIONAL).items() for n in names if lost not in ELSEWHERE]
 IN_CAPTURE = [name for name in ALONE if lost_without(name) not in (*REQUIRED, *IN_COMPILER)]
 TOGETHER = [name for lost in IN_COMPILER[:-1] for name in OPTIONAL[lost]]  # the last are settings
@@ -164,10 +164,10 @@ def test_training_without_a_private_name_warns_or_is_refused(
     except poptorch.Error as error:
         refusal = error.message
     assert not refusal or (lost <= set(REQUIRED) and VERSION in refusal and "Fix:" in refusal)
-    said = [r.message for r in caplog.records if r.name == "poptorch::python"]
-    assert len(said) <= len(names)
-    assert all(VERSION in text and any(each in text for each in lost) for text in said)
-    assert all(any(each in text for text in said) for each in lost & ALWAYS_SAID)
+    warnings = [r.message for r in caplog.records if r.name == "poptorch::python"]
+    assert len(warnings) <= len(names)
+    assert all(VERSION in text and any(each in text for each in lost) for text in warnings)
+    assert all(any(each in text for text in warnings) for each in lost & ALWAYS_REPORTED)
 
 
 torch.library.define("without_shapes::plain", "(Tensor x) -> Tensor")
@@ -263,9 +263,9 @@ def test_a_replacement_exists_only_within_the_block(
         raise KeyError
     assert asked == ([(usual, "isa", "text")] if way == "there" else [])
     assert pkgutil.resolve_name("torch._inductor.cpu_vec_isa:VecISA.check_build") is usual
-    said = [r.message for r in caplog.records if r.levelno == logging.WARNING]
-    assert ["check_build" in text for text in said] == [True] * (way != "there")
-    assert all(lost_without("vec_isa_ok") in text for text in said)
+    warnings = [r.message for r in caplog.records if r.levelno == logging.WARNING]
+    assert ["check_build" in text for text in warnings] == [True] * (way != "there")
+    assert all(lost_without("vec_isa_ok") in text for text in warnings)
 
 
 RELEASES = ("2.13.0", "2.14.1", "2.15.0")

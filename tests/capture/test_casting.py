@@ -281,7 +281,7 @@ def with_64_bits(whole: torch.Tensor, real: torch.Tensor) -> tuple[torch.Tensor,
 
 
 @pytest.fixture
-def said(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
+def narrowing_lines(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
     """Return what asks for the lines about types without support, of a new process."""
     from poptorch._capture import micro
 
@@ -303,20 +303,20 @@ def test_64_bit_types_come_back_as_32_bit() -> None:
 @pytest.mark.spec("executor", 23)
 @pytest.mark.spec("precision", 4)
 def test_one_line_for_each_64_bit_type_says_that_it_is_narrowed(
-    said: Callable[[], list[str]],
+    narrowing_lines: Callable[[], list[str]],
 ) -> None:
     for _ in range(2):
         infer(with_64_bits, WHOLE, REAL)
 
-    of_floats, of_integers = said()
+    of_floats, of_integers = narrowing_lines()
     assert "torch.float64" in of_floats
     assert "torch.int64" in of_integers
 
 
-def test_nothing_is_said_about_labels_of_64_bits(said: Callable[[], list[str]]) -> None:
+def test_nothing_is_said_about_labels_of_64_bits(narrowing_lines: Callable[[], list[str]]) -> None:
     infer(lambda x, y: x[y], torch.randn(4, 3), torch.arange(4))
 
-    assert said() == []
+    assert narrowing_lines() == []
 
 
 @pytest.mark.spec("precision", 4)

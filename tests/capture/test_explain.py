@@ -119,15 +119,15 @@ def error_of(function: Callable[..., Any]) -> str:
 
 @pytest.mark.spec("supported_ops", 30)
 @pytest.mark.parametrize(
-    "said",
+    "problem",
     [
         "2 more constructs of this model cannot be captured",
         "unique2: the shape of its result",
         ".item() needs a tensor's value",
     ],
 )
-def test_the_error_of_a_compilation_names_all_that_is_unsupported(said: str) -> None:
-    assert said in error_of(three_unsupported)
+def test_the_error_of_a_compilation_names_all_that_is_unsupported(problem: str) -> None:
+    assert problem in error_of(three_unsupported)
 
 
 @pytest.mark.spec("supported_ops", 30)

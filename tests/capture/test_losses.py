@@ -97,10 +97,10 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_results_that_training_would_not_follow_are_errors(name: str) -> None:
     """The number that comes back would not be the one that training follows."""
-    losses, title, *said = REFUSED[name]
+    losses, title, *parts = REFUSED[name]
     with pytest.raises(poptorch.Error, match=title) as caught:
         step(model_of(losses), lanes=2)
-    assert all(each in str(caught.value) for each in said)
+    assert all(each in str(caught.value) for each in parts)
     assert "poptorch.identity_loss" in str(caught.value) or title is NO_GRADIENT
 
 

@@ -118,10 +118,10 @@ def test_operands_of_different_types_are_named_with_the_line(
         poptorch.Error, match="The operands of a matrix product must have the same type"
     ) as caught:
         wrapped.estimate(x) if price else wrapped(x)
-    said = str(caught.value)
-    assert "torch.int32" in said
-    assert "torch.float32" in said
-    assert "self.function(self, *args)" in said
+    message = str(caught.value)
+    assert "torch.int32" in message
+    assert "torch.float32" in message
+    assert "self.function(self, *args)" in message
     agrees(model, x.float())
 
 

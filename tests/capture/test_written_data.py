@@ -157,13 +157,13 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize("function, said", REFUSED)
+@pytest.mark.parametrize("function, message", REFUSED)
 def test_a_write_to_data_that_cannot_be_followed_is_refused(
-    function: Callable[..., Any], said: str
+    function: Callable[..., Any], message: str
 ) -> None:
     made = model(function)
     made.held = [torch.zeros(8, 4), made.state[:2]]
     if function is one_of_two_buffers_in_one_memory_is_written:
         made.register_buffer("part", made.state[:2])
-    with pytest.raises(poptorch.Error, match=rf"(?s){said}.*Where:.*Fix:"):
+    with pytest.raises(poptorch.Error, match=rf"(?s){message}.*Where:.*Fix:"):
         training(made)(X, Y)

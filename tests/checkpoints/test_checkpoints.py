@@ -232,10 +232,10 @@ def test_an_older_run_with_more_steps_is_one_warning_with_both_remedies(
     checkpoints = make(tmp_path, 1)
     advanced(checkpoints, 5)
     advanced(checkpoints, 10)
-    (said,) = [record.getMessage() for record in caplog.records if "another run" in record.msg]
-    assert "more steps: 40, 50" in said
-    assert "call resume() before the first call" in said
-    assert "poptorch.Checkpoints('other', ...)" in said
+    (message,) = [record.getMessage() for record in caplog.records if "another run" in record.msg]
+    assert "more steps: 40, 50" in message
+    assert "call resume() before the first call" in message
+    assert "poptorch.Checkpoints('other', ...)" in message
 
 
 def test_an_older_run_is_removed_when_a_run_has_passed_it(tmp_path: Path) -> None:

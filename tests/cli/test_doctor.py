@@ -146,7 +146,7 @@ class Named(torch.nn.Linear):
 (SUBTRACTION,) = lines_of(UNDECIDED, "x = x - x.mean()")
 
 
-@pytest.mark.parametrize("arguments, status, said", [
+@pytest.mark.parametrize("arguments, status, expected", [
     ([f"{UNDECIDED}:Undecided", "8,4"], 1, "findings prevent compiling this model"),
     (["--training", f"{WAITING}:Classifier", "4,8", "4:int64"], 0, "Nothing prevents capturing"),
     ([f"{UNDECIDED}:Undecided"], 0, "1 finding, which is relevant if its line runs:\n"
@@ -164,13 +164,13 @@ class Named(torch.nn.Linear):
 def test_doctor_prints_explanations_before_the_script_runs(
     arguments: list[str],
     status: int,
-    said: str,
+    expected: str,
     script: Script,
     capsys: Printed,
 ) -> None:
     file = script(MODULES)
     assert main(["doctor", *(word.replace("FILE", file) for word in arguments)]) == status
-    assert said.replace("FILE", file) in capsys.readouterr().out
+    assert expected.replace("FILE", file) in capsys.readouterr().out
 
 
 def test_a_file_that_fails_is_shown_without_our_own_frames(script: Script) -> None:

@@ -64,7 +64,7 @@ def test_a_written_estimate_is_shown_again_by_report(
 
 
 @pytest.mark.parametrize(
-    "size, status, said",
+    "size, status, expected",
     [
         (1 << 15, 1, "DOES NOT FIT: weights, 2.0 GiB"),
         (14640, 0, "limit): weights, 915.1 MiB"),
@@ -73,7 +73,7 @@ def test_a_written_estimate_is_shown_again_by_report(
 def test_a_model_that_does_not_fit_is_a_failure_and_a_close_one_is_not(
     size: int,
     status: int,
-    said: str,
+    expected: str,
     script: Script,
     capsys: Printed,
 ) -> None:
@@ -82,14 +82,14 @@ def test_a_model_that_does_not_fit_is_a_failure_and_a_close_one_is_not(
         f"poptorch.inferenceModel(model).compile(torch.empty(1, {size}, device='meta'))\n"
     )
     assert main(["estimate", file]) == status
-    assert said in capsys.readouterr().out
+    assert expected in capsys.readouterr().out
 
 
 LINK = ["--latency", "1ms", "--bandwidth", "1Gb"]
 
 
 @pytest.mark.parametrize(
-    "words, said",
+    "words, expected",
     [
         (["--system", "x:2", "LINEAR", "8"], "There is no such system"),
         (["FOLDER/none.py"], "There is no file"),
@@ -100,7 +100,7 @@ LINK = ["--latency", "1ms", "--bandwidth", "1Gb"]
     ],
 )
 def test_a_script_that_cannot_be_run_or_priced_causes_one_message(
-    words: list[str], said: str, linear: str, tmp_path: Path, capsys: Printed
+    words: list[str], expected: str, linear: str, tmp_path: Path, capsys: Printed
 ) -> None:
     (tmp_path / "empty.py").write_text("")
     places = {"LINEAR": linear, "FOLDER": str(tmp_path)}
@@ -109,7 +109,7 @@ def test_a_script_that_cannot_be_run_or_priced_causes_one_message(
     status = main(["estimate", *words])
 
     assert status == 2
-    assert said in capsys.readouterr().err
+    assert expected in capsys.readouterr().err
 
 
 def test_a_curve_starts_from_calls_that_are_measured(script: Script, capsys: Printed) -> None:
@@ -121,8 +121,8 @@ def test_a_curve_starts_from_calls_that_are_measured(script: Script, capsys: Pri
     )
     assert main(["estimate", "--processes", "2,64", *LINK, file]) == 0
     title, _, two, many = capsys.readouterr().out.splitlines()[-4:]
-    said = "measured here (the median of 8); 512 B of gradients per update; a link with "
-    assert title.endswith(f"{said}1 ms and 1 Gb/s (nothing was run)")
+    expected = "measured here (the median of 8); 512 B of gradients per update; a link with "
+    assert title.endswith(f"{expected}1 ms and 1 Gb/s (nothing was run)")
     assert re.search("4.24 ms .*latency +2.12 ms +4.24 ms +twice the accumulation [0-9.]+%", two)
     assert re.match("64 +267 ms +267 ms +[0-9.]+% +latency +12.7 ms +59.4 ms", many)
 

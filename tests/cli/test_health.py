@@ -95,13 +95,13 @@ BROKEN = {
 def test_each_problem_is_reported_with_a_remedy(
     broken: str, healthy: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    breaks, said, fix = BROKEN[broken]
+    breaks, message, fix = BROKEN[broken]
     monkeypatch.setattr(health.torch, "get_num_threads", lambda: 2)
     breaks(monkeypatch, healthy)
 
     status, text = examined(capsys)
 
-    assert said in text
+    assert message in text
     assert fix in text
     assert "\nOne thing is wrong." in text
     assert status == 1

@@ -86,19 +86,19 @@ def test_an_error_of_a_command_names_no_line_of_the_user(
 
 
 @pytest.mark.parametrize(
-    ("words", "status", "said"),
+    ("words", "status", "expected"),
     [
         (["--version"], 0, f"poptorch {poptorch.__version__}\n"),
         ([], 2, "command"),
     ],
 )
 def test_the_version_and_that_a_command_is_needed(
-    words: list[str], status: int, said: str, capsys: Printed
+    words: list[str], status: int, expected: str, capsys: Printed
 ) -> None:
     with pytest.raises(SystemExit) as ended:
         main(words)
     assert ended.value.code == status
-    assert said in "".join(capsys.readouterr())
+    assert expected in "".join(capsys.readouterr())
 
 
 @pytest.mark.slow

@@ -155,7 +155,7 @@ def test_fewer_instances_do_the_work_of_all(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments, said",
+    "arguments, expected",
     [
         (["-n", "2", "--num-replicas=3", "true"], "must be a multiple"),
         (["--num-instances=3", "--stage-processes=2", "true"], "must be a multiple of --stage-pro"),
@@ -190,7 +190,7 @@ def test_fewer_instances_do_the_work_of_all(tmp_path: Path) -> None:
 )
 def test_a_program_that_cannot_be_started_is_reported(
     arguments: list[str],
-    said: str,
+    expected: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -202,7 +202,7 @@ def test_a_program_that_cannot_be_started_is_reported(
         arguments = [f"--import-config={file}", *arguments[1:]]
     with pytest.raises(SystemExit, match=r"^2$"):
         poprun.main(arguments)
-    assert said in capsys.readouterr().err
+    assert expected in capsys.readouterr().err
 
 
 def test_oversubscription_starts_more_processes_than_there_is_room_for(
@@ -234,14 +234,14 @@ def test_only_the_hosts_of_a_job_get_its_key(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Command lines can be read by everybody on a machine, and so can the names in a store."""
-    shell, said = tmp_path / "shell", tmp_path / "said"
-    shell.write_text(f'#!/bin/sh\necho "$@" > {said}\ncat >> {said}\n')
+    shell, received = tmp_path / "shell", tmp_path / "received"
+    shell.write_text(f'#!/bin/sh\necho "$@" > {received}\ncat >> {received}\n')
     shell.chmod(0o755)
     monkeypatch.setenv("POPTORCH_REMOTE_SHELL", str(shell))
     arguments = ["--host=a,b", "--num-instances=2"]
     made = completed(*arguments)
     assert poprun._start_at("b", made, 1).wait(HANGS) == 0
-    command, key = said.read_text().splitlines()
+    command, key = received.read_text().splitlines()
     assert "--host=a,b --port=29400 --rendezvous=1" in command
     assert " -P -m poptorch._cli.poprun " in command
     assert key == made.key

@@ -72,7 +72,7 @@ class Broken:
     results: list[torch.Tensor]
     expected: torch.Tensor
     """What eager PyTorch computes."""
-    said: str
+    complaint: str
     """What the warning has of the compiler's complaint."""
     shown: str
     """What was written to the terminal in the first call."""
@@ -91,7 +91,7 @@ def broken(
     from torch._inductor import config
 
     backend, kind, sources = request.param
-    script, said = COMPILERS[kind]
+    script, complaint = COMPILERS[kind]
     compiler = tmp_path / "c++"
     compiler.write_text(f"#!/bin/sh\n{script}\n")
     compiler.chmod(0o700)
@@ -108,7 +108,7 @@ def broken(
         if backend == "auto":
             assert eventually(lambda: model(x) is not None and not model._executable.waiting)
             results.append(model(x))
-    return Broken(model, results, expected, said, shown, warnings(caplog))
+    return Broken(model, results, expected, complaint, shown, warnings(caplog))
 
 
 SOONER = [
@@ -145,7 +145,7 @@ def test_one_warning_has_the_complaint_of_a_broken_compiler(broken: Broken) -> N
     (warning,) = broken.warnings
 
     assert "Compilation failed" in warning
-    assert broken.said in warning
+    assert broken.complaint in warning
 
 
 @pytest.mark.slow
@@ -172,7 +172,7 @@ def test_a_failed_compilation_keeps_no_model_alive(broken: Broken) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "backend, place, value, said",
+    "backend, place, value, complaint",
     [
         ("auto", "PATH", "/nowhere", "there is no C++ compiler 'g++'"),
         ("optimise", "CXX", "/nowhere/c++", "there is no C++ compiler '/nowhere/c++'"),
@@ -185,7 +185,7 @@ def test_the_warning_names_the_missing_tool(
     backend: str,
     place: Any,
     value: str,
-    said: str,
+    complaint: str,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -200,7 +200,7 @@ def test_the_warning_names_the_missing_tool(
     model, x = wrapped(backend), torch.randn(3, 4)
     torch.testing.assert_close(model(x), model.model(x))
     (warning,) = warnings(caplog)
-    assert said in warning
+    assert complaint in warning
     assert str(model.plan()).startswith("runs on the reference backend")
 
 

@@ -27,14 +27,14 @@ def test_the_error_lists_differences_from_process_0(
     monkeypatch.setattr(agreement._job, "compare", lambda *_: there)
     with pytest.raises(poptorch.Error) as caught:
         agreement.check_written(facts)
-    said = str(caught.value)
-    assert said.count("process 2, against process 0 ('there'): ") == min(count, 3)
-    assert "0: b here, a there" in said
-    assert [line.strip() for line in said.splitlines() if "more" in line] == [more] * bool(more)
+    message = str(caught.value)
+    assert message.count("process 2, against process 0 ('there'): ") == min(count, 3)
+    assert "0: b here, a there" in message
+    assert [line.strip() for line in message.splitlines() if "more" in line] == [more] * bool(more)
 
 
 @pytest.mark.parametrize(
-    "data, said",
+    "data, message",
     [
         ([(0, None), (0, None)], None),
         ([(-1, None), (4, None)], None),
@@ -48,13 +48,13 @@ def test_the_error_lists_differences_from_process_0(
     ],
 )
 def test_data_of_processes_is_of_one_length_and_one_order(
-    data: list[tuple[int | None, ...]], said: str | None, monkeypatch: pytest.MonkeyPatch
+    data: list[tuple[int | None, ...]], message: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     group = types.SimpleNamespace(texts=lambda *_: [*map(json.dumps, data)])
     monkeypatch.setattr(agreement._job, "current", lambda: group)
-    if said is None:
+    if message is None:
         return agreement._check_data()
-    with pytest.raises(poptorch.Error, match=said):
+    with pytest.raises(poptorch.Error, match=message):
         agreement._check_data()
 
 

@@ -166,14 +166,14 @@ def test_lines_that_have_moved_in_the_script_are_a_hit(
 
 @pytest.mark.slow
 @pytest.mark.spec("runtime", 15, 16, 17, 18)
-@pytest.mark.parametrize("changes, said", MISSES.values(), ids=MISSES)
+@pytest.mark.parametrize("changes, reason", MISSES.values(), ids=MISSES)
 def test_a_miss_says_what_differs_from_the_program_in_the_cache(
-    changes: dict[str, Any], said: str, filled: Path, caplog: pytest.LogCaptureFixture
+    changes: dict[str, Any], reason: str, filled: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     trained(filled, **changes)
 
     (line,) = [message for message in caplog.messages if "cache: miss" in message]
-    assert re.search(said, line), line
+    assert re.search(reason, line), line
     assert len(files(filled)) == 2
 
 
@@ -191,17 +191,19 @@ def test_code_of_another_home_is_a_miss_with_a_remedy(
     folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.INFO, "poptorch:cpp")
-    said = []
+    lines = []
     for home in ("one", "two", "one", "two"):
         monkeypatch.setenv("POPTORCH_KEY_FILE", str(tmp_path / f"key of {home}"))
         caplog.clear()
         trained(folder)
-        said += [record.message for record in caplog.records if "xecutable cache" in record.message]
+        lines += [
+            record.message for record in caplog.records if "xecutable cache" in record.message
+        ]
 
-    assert "miss" in said[0]
-    assert "miss" in said[1]
-    assert "set POPTORCH_KEY_FILE to use one key for all of them" in said[1]
-    assert ["hit" in line for line in said[2:]] == [True, True]
+    assert "miss" in lines[0]
+    assert "miss" in lines[1]
+    assert "set POPTORCH_KEY_FILE to use one key for all of them" in lines[1]
+    assert ["hit" in line for line in lines[2:]] == [True, True]
     assert len(files(folder)) == 2
 
 
@@ -277,14 +279,16 @@ def test_a_folder_that_cannot_be_made_is_one_warning_which_says_nothing_else(
     folder = Path("/proc/cache")  # nobody can make one there
     for _ in range(3):
         cache.store_of(str(folder))
-    (said,) = [record.getMessage() for record in caplog.records]
-    assert "Compiled code is not stored for later processes: executable cache /proc/cache" in said
-    assert "options.enableExecutableCaching(folder)" in said
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert (
+        "Compiled code is not stored for later processes: executable cache /proc/cache" in message
+    )
+    assert "options.enableExecutableCaching(folder)" in message
     cache.of_the_process.cache_clear()
 
 
 @pytest.mark.parametrize(
-    "spoil, said",
+    "spoil, reason",
     [
         (lambda f, _: (f.parent.mkdir(parents=True), f.write_text("no folder")), "File exists"),
         (lambda f, _: (f.mkdir(parents=True), f.chmod(0o777)), "can write to it (chmod go-w)"),
@@ -295,14 +299,14 @@ def test_a_folder_that_cannot_be_made_is_one_warning_which_says_nothing_else(
 def test_an_unusable_folder_causes_a_warning(
     folder: Path,
     spoil: Callable[..., Any],
-    said: str,
+    reason: str,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     spoil(folder, monkeypatch)
     for _ in range(2):
         assert torch.isfinite(trained(folder)[1])
-    assert caplog.text.count(said) == 1
+    assert caplog.text.count(reason) == 1
     assert not list(folder.parent.rglob("*.popef"))
 
 

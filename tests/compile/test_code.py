@@ -115,8 +115,10 @@ def test_one_warning_says_why_code_is_made_again(
     store.function("key", None, Builder())
 
     (warning,) = caplog.messages
-    said = "is compiled again" if spoiled == "damage" else "is not signed with the key of this user"
-    assert said in warning
+    reason = (
+        "is compiled again" if spoiled == "damage" else "is not signed with the key of this user"
+    )
+    assert reason in warning
 
 
 def test_code_that_was_made_again_is_kept_in_the_place_of_the_other(

@@ -74,8 +74,8 @@ def test_the_faster_runtime_stays_and_the_plan_names_it(
 
     executor = decided(model, x)
 
-    said = [r.message for r in caplog.records if "ONNX Runtime runs the program from" in r.message]
-    assert len(said) == 1
+    lines = [r.message for r in caplog.records if "ONNX Runtime runs the program from" in r.message]
+    assert len(lines) == 1
     assert str(executor.plan()).startswith("runs on the onnxruntime backend (")
     same(executor, model, x)
 

@@ -72,7 +72,7 @@ def eager_to_compile(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 class Takeover(NamedTuple):
-    """What a model did and said while it ran interpreted, and then in compiled code."""
+    """The results and messages of a model while it ran interpreted, and then in compiled code."""
 
     model: poptorch.PoplarExecutor
     losses: list[float]
@@ -131,9 +131,9 @@ def test_a_line_says_from_which_call_on_compiled_code_runs_and_how_fast(
 
     since = takeover.interpreted_calls + 1
     expected = rf"Graph compilation: full speed from call {since} on: [\d.]+ times as fast, (.*)"
-    said = re.fullmatch(expected, fast)
-    assert said is not None
-    milliseconds = re.findall(r"\d+\.\d\d", said[1])
+    match = re.fullmatch(expected, fast)
+    assert match is not None
+    milliseconds = re.findall(r"\d+\.\d\d", match[1])
     assert len(milliseconds) == 2
     assert all(0 < float(each) < 600_000 for each in milliseconds)
 
@@ -184,8 +184,12 @@ def test_compiled_graphs_of_other_processes_take_over(
 
         monkeypatch.setitem(cache._loaded, key, run)
         losses += losses_of(model, 2)
-        said = f"runs on the reference backend, {name} on inductor, until inductor has compiled it"
-        assert str(model.plan()).startswith([said, "runs on the inductor backend\n"][len(runs) > 4])
+        message = (
+            f"runs on the reference backend, {name} on inductor, until inductor has compiled it"
+        )
+        assert str(model.plan()).startswith(
+            [message, "runs on the inductor backend\n"][len(runs) > 4]
+        )
     assert runs == ["micro"] * 4 + ["micro", "micro", "update"] * 2
     assert "1 of 2 graphs compiled: micro, from call 3 on" in capsys.readouterr().err
     torch.testing.assert_close(losses, losses_of(reference, 6), rtol=0, atol=0)
@@ -194,7 +198,7 @@ def test_compiled_graphs_of_other_processes_take_over(
 @pytest.mark.slow
 @pytest.mark.compiling_fails
 @pytest.mark.parametrize(
-    "holder, name, value, said",
+    "holder, name, value, message",
     [
         (helper, "_CODE", "import sys; sys.exit('g++ is on strike')", "g++ is on strike"),
         (sys, "executable", "/nowhere/python", "/nowhere/python"),
@@ -204,7 +208,7 @@ def test_a_failed_compilation_causes_one_warning_and_the_run_continues(
     holder: Any,
     name: str,
     value: str,
-    said: str,
+    message: str,
     eager_to_compile: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -214,7 +218,7 @@ def test_a_failed_compilation_causes_one_warning_and_the_run_continues(
     losses = losses_of(model, 3)
     losses += until_settled(model) + losses_of(model, 2)
     (warning,) = [r.message for r in caplog.records if r.levelno == logging.WARNING]
-    assert said in warning
+    assert message in warning
     assert model._executable.report().backend == "reference"
     torch.testing.assert_close(losses, losses_of(training("reference"), len(losses)))
 
@@ -265,10 +269,12 @@ def test_where_no_core_is_ever_free_compiling_begins_at_low_priority(
     gc.collect()
 
     assert nice == helper.LOW
-    said = capsys.readouterr().err
-    assert "compiling waits for a free core, at most 0 s" in said
-    assert "no core is free; calls run interpreted while 1 graph compiles at low priority" in said
-    assert "still compiling after 0 s, 0 of 1 graph done" in said
+    printed = capsys.readouterr().err
+    assert "compiling waits for a free core, at most 0 s" in printed
+    assert (
+        "no core is free; calls run interpreted while 1 graph compiles at low priority" in printed
+    )
+    assert "still compiling after 0 s, 0 of 1 graph done" in printed
 
 
 @pytest.mark.slow
@@ -373,9 +379,9 @@ def test_a_compiler_process_that_is_busy_or_ended_is_not_kept(
     monkeypatch.setattr(helper, "_CODE", "import sys; sys.exit('no memory left')")
     process = helper.acquire("b")
     process.process.wait()
-    said = "the compiler process ended with status 1: no memory left"
-    assert outcomes(process, "a") == {"a": ("failed", said)}
-    assert said in caplog.text
+    message = "the compiler process ended with status 1: no memory left"
+    assert outcomes(process, "a") == {"a": ("failed", message)}
+    assert message in caplog.text
     process.end()
 
 

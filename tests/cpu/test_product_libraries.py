@@ -77,7 +77,7 @@ def test_a_rule_decides_about_a_class_that_was_not_measured(shape: Shape, librar
 
 
 class Measured:
-    """Measures that need no time: what each library is said to take, and what was asked for."""
+    """Measures without measuring: the time assumed for each library, and the requests."""
 
     def __init__(self) -> None:
         self.seconds = {BLAS: 1.0, ONEDNN: 0.8}

@@ -9,7 +9,7 @@ import poptorch
 from helpers.compiled_graphs import graph
 from poptorch._cpu import compiler, shortcuts, toolchain
 
-SAID = "a.cpp: In function 'kernel':\na.cpp:3:7: fatal error: No space left on device\n"
+COMPILER_OUTPUT = "a.cpp: In function 'kernel':\na.cpp:3:7: fatal error: No space left on device\n"
 CAPABILITIES = pytest.mark.parametrize(
     "capability, known", [("AVX512", True), ("AVX2", True), ("DEFAULT", False), ("Z", False)]
 )
@@ -62,7 +62,7 @@ def test_an_error_of_the_c_plus_plus_compiler_is_quoted(monkeypatch: pytest.Monk
     from torch._inductor.exc import CppCompileError
 
     with pytest.raises(poptorch.Error) as caught:
-        compile_and_raise(CppCompileError(["g++", "a.cpp", "-O3"], SAID), monkeypatch)
+        compile_and_raise(CppCompileError(["g++", "a.cpp", "-O3"], COMPILER_OUTPUT), monkeypatch)
 
     assert "Got:    a.cpp:3:7: fatal error: No space left on device" in str(caught.value)
     assert "Where:  g++ failed on code that torch generated" in str(caught.value)

@@ -1,4 +1,4 @@
-"""Loading processes: which samples they read, their messages, what is said of a loader."""
+"""Loading processes: which samples they read, their messages, and the warnings about loaders."""
 
 import os
 import pickle
@@ -127,11 +127,12 @@ def test_only_files_of_ended_processes_are_removed(
 
 
 @pytest.mark.parametrize(
-    ("code", "said"), [(None, "closed its connection"), (0, "exit code 0"), (-9, "by SIGKILL")]
+    ("code", "description"),
+    [(None, "closed its connection"), (0, "exit code 0"), (-9, "by SIGKILL")],
 )
-def test_how_the_loading_process_ended_is_described(code: int | None, said: str) -> None:
+def test_how_the_loading_process_ended_is_described(code: int | None, description: str) -> None:
     process = SimpleNamespace(exitcode=code, join=lambda limit: None)
-    assert said in Process.describe_end(SimpleNamespace(_process=process))
+    assert description in Process.describe_end(SimpleNamespace(_process=process))
 
 
 class Batched(Numbers):
@@ -253,8 +254,10 @@ def test_one_warning_says_that_a_model_divides_batches_differently(
         for batch in data:
             executor(*batch)
     data.terminate()
-    said = "assembled this batch of 8 samples from 4 micro-batches of 2, but the model divides it "
-    assert caplog.text.count(said + "into 1 micro-batches of 8") == 1
+    description = (
+        "assembled this batch of 8 samples from 4 micro-batches of 2, but the model divides it "
+    )
+    assert caplog.text.count(description + "into 1 micro-batches of 8") == 1
     caplog.clear()
     executor = wrapped(options())
     for batch in loader(mode, accumulation=4):  # which only the loop holds

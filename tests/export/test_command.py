@@ -128,7 +128,7 @@ def test_the_written_step_runs(function: str, script: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    "program, said",
+    "program, message",
     [
         pytest.param("there.py", "There is no file there.py", id="no file"),
         pytest.param("{script}:test", "{script} has no function test", id="no function"),
@@ -136,16 +136,16 @@ def test_the_written_step_runs(function: str, script: Path, tmp_path: Path) -> N
     ],
 )
 def test_a_program_without_a_step_is_refused(
-    program: str, said: str, script: Path, capsys: Printed
+    program: str, message: str, script: Path, capsys: Printed
 ) -> None:
     status = main(["export", "-o", "step.py", program.format(script=script)])
 
     assert status == 2
-    assert capsys.readouterr().err == f"{said.format(script=script)}\n"
+    assert capsys.readouterr().err == f"{message.format(script=script)}\n"
 
 
 @pytest.mark.parametrize(
-    "arguments, said",
+    "arguments, message",
     [
         pytest.param([], "-o step.py", id="no file to write"),
         pytest.param(
@@ -154,7 +154,7 @@ def test_a_program_without_a_step_is_refused(
     ],
 )
 def test_a_call_that_names_no_file_to_write_is_refused_before_the_script_runs(
-    arguments: list[str], said: str, tmp_path: Path, capsys: Printed
+    arguments: list[str], message: str, tmp_path: Path, capsys: Printed
 ) -> None:
     script = tmp_path / "told.py"
     script.write_text("print('the script runs')")
@@ -163,5 +163,5 @@ def test_a_call_that_names_no_file_to_write_is_refused_before_the_script_runs(
 
     printed = capsys.readouterr()
     assert status == 2
-    assert said in printed.err
+    assert message in printed.err
     assert printed.out == ""

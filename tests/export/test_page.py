@@ -87,7 +87,7 @@ class Exported(NamedTuple):
         return {at[2:]: row.findall("td") for at, row in self.by_id.items() if at.startswith("t-")}
 
 
-def said_of(module: Element) -> dict[str, float]:
+def totals_of(module: Element) -> dict[str, float]:
     """Return the numbers of the summary of a module."""
     items = [item for each in module.find("summary").iter("i") for item in each.items()]
     return {what: float(value) for what, value in items}
@@ -118,11 +118,11 @@ def test_every_operator_has_a_row(exported: Exported) -> None:
 def test_the_numbers_of_a_module_are_the_sums_of_its_parts(exported: Exported) -> None:
     assert exported.modules
     for module in exported.modules:
-        said, inside = said_of(module), [*module.iter("li")]
+        totals, inside = totals_of(module), [*module.iter("li")]
 
-        assert said["data-operators"] == len(inside)
-        assert said["data-flops"] == sum(int(each.get("data-flops")) for each in inside)
-        assert said["data-results"] == sum(int(each.get("data-results")) for each in inside)
+        assert totals["data-operators"] == len(inside)
+        assert totals["data-flops"] == sum(int(each.get("data-flops")) for each in inside)
+        assert totals["data-results"] == sum(int(each.get("data-results")) for each in inside)
 
 
 def test_the_first_module_is_the_model_with_its_weights_and_its_price(exported: Exported) -> None:
@@ -130,10 +130,10 @@ def test_the_first_module_is_the_model_with_its_weights_and_its_price(exported: 
     state = [*model.parameters(), *model.buffers()]
     price = exported.executor.estimate(*exported.batch)
 
-    said = said_of(exported.modules[0])
+    totals = totals_of(exported.modules[0])
 
-    assert said["data-weights"] == sum(each.nbytes for each in state)
-    assert said["data-cycles"] == pytest.approx(sum(each.cycles for each in price.operators))
+    assert totals["data-weights"] == sum(each.nbytes for each in state)
+    assert totals["data-cycles"] == pytest.approx(sum(each.cycles for each in price.operators))
 
 
 def test_the_state_of_the_program_is_shown(exported: Exported) -> None:
@@ -220,10 +220,10 @@ Object.assign(parent.document.body.dataset, {
 
 
 class Seen(NamedTuple):
-    """What a browser says after two clicks, and the page."""
+    """What a browser reports after two clicks, and the page."""
 
     width: int
-    said: dict[str, str]
+    reported: dict[str, str]
     page: Element
 
 
@@ -236,27 +236,27 @@ def seen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     folder = tmp_path_factory.mktemp("browser")
     export_of("loops", folder / "step.html")
     text = (folder / "step.html").read_text()
-    said = drawn(text, folder, request.param, CLICKED)
-    assert said["ready"] == "yes"
-    return Seen(request.param, said, Parser(text).page)
+    reported = drawn(text, folder, request.param, CLICKED)
+    assert reported["ready"] == "yes"
+    return Seen(request.param, reported, Parser(text).page)
 
 
 @pytest.mark.slow
 def test_a_page_is_as_wide_as_the_browser(seen: Seen) -> None:
-    assert seen.said["width"] == str(seen.width)
-    assert seen.said["wide"] == ""
+    assert seen.reported["width"] == str(seen.width)
+    assert seen.reported["wide"] == ""
 
 
 @pytest.mark.slow
 def test_a_click_on_a_line_marks_all_of_its_rows(seen: Seen) -> None:
-    line = seen.said["line"]
+    line = seen.reported["line"]
 
     rows = [each.get("id") for each in seen.page.iter("li") if line in hrefs(each)]
 
-    assert seen.said["rows"].split() == rows
+    assert seen.reported["rows"].split() == rows
 
 
 @pytest.mark.slow
 def test_a_click_on_a_line_opens_the_module_of_its_row(seen: Seen) -> None:
-    assert seen.said["before"] == "false"
-    assert seen.said["after"] == "true"
+    assert seen.reported["before"] == "false"
+    assert seen.reported["after"] == "true"

@@ -191,8 +191,8 @@ def shrunk(case: Case, outcome: str) -> Case:
 
 def trial(number: int) -> Iterator[Any]:
     case = drawn(number)
-    outcome, said = problem(case)
-    if said is not None:
+    outcome, description = problem(case)
+    if description is not None:
         case = shrunk(case, outcome)
-        said = f"{case}: {problem(case)[1]}"
-    yield outcome, said
+        description = f"{case}: {problem(case)[1]}"
+    yield outcome, description

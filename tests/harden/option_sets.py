@@ -55,19 +55,19 @@ def trial(number: int) -> Iterator[Any]:
     draw = random.Random(number)
     options = poptorch.Options().backend("reference").showCompilationProgressBar(False)
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
-        said, refused = [], False
+        calls, refused = [], False
         for name, method in draw.choices(setters(options), k=draw.randint(1, 4)):
             values = arguments(draw, method)
-            said.append(f"{name}({', '.join(map(repr, values))})")
+            calls.append(f"{name}({', '.join(map(repr, values))})")
             try:
                 method(*values)
             except (poptorch.Error, json.JSONDecodeError):
                 refused = True
             except Exception as error:
-                yield "exception", f"{said[-1]}: {type(error).__name__}: {error}"
+                yield "exception", f"{calls[-1]}: {type(error).__name__}: {error}"
                 return
         problem = ran(options) if draw.random() < 0.2 else None
-    yield "refused" if refused else "accepted", problem and f"{'; '.join(said)}: {problem}"
+    yield "refused" if refused else "accepted", problem and f"{'; '.join(calls)}: {problem}"
 
 
 def ran(options: poptorch.Options) -> str | None:

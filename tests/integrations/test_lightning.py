@@ -317,14 +317,14 @@ def test_settings_that_the_strategy_does_not_support_are_refused(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     by_value = {"gradient_clip_val": 1.0, "gradient_clip_algorithm": "value"}
-    for module, settings, said in (
+    for module, settings, message in (
         (Manual(), {}, "does not support automatic_optimization"),
         (Net(), by_value, "does not support gradient_clip_algorithm"),
         (Net(), {"precision": "bf16-mixed"}, "does not support precision"),
         (LogsAnObject(), {}, "accepts only a number or a metric"),
         (UsesAMetric(), {}, r"known only after the step(.|\n)*MulticlassAccuracy.forward"),
     ):
-        with pytest.raises(poptorch.Error, match=said):
+        with pytest.raises(poptorch.Error, match=message):
             trainer(True, tmp_path, **settings).fit(module, loader())
     with caplog.at_level(logging.WARNING, "poptorch"):
         trainer(True, tmp_path, max_steps=1).fit(Looks(), loader())
@@ -394,7 +394,7 @@ def test_a_trainer_without_accumulation_accumulates_as_the_options_say(tmp_path:
 
 
 @pytest.mark.parametrize(
-    "counts, steps, said",
+    "counts, steps, message",
     [
         ({"iterations": 4}, 1, "options.deviceIterations(.|\n)*Trainer.accumulate_grad_batches"),
         ({"replicas": 2}, 1, "options.replicationFactor(.|\n)*Trainer.accumulate_grad_batches"),
@@ -402,9 +402,9 @@ def test_a_trainer_without_accumulation_accumulates_as_the_options_say(tmp_path:
     ],
 )
 def test_options_that_the_trainer_decides_are_refused_with_its_argument(
-    counts: dict[str, int], steps: int, said: str, tmp_path: Path
+    counts: dict[str, int], steps: int, message: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(poptorch.Error, match=said):
+    with pytest.raises(poptorch.Error, match=message):
         with_options(options(**counts), tmp_path, accumulate_grad_batches=steps).fit(
             Net(), loader()
         )

@@ -54,7 +54,7 @@ def test_outside_of_a_job_there_is_one_instance() -> None:
 
 
 @pytest.mark.parametrize(
-    "variables, said",
+    "variables, expected",
     [
         (POPRUN, (True, 3, 4, 1, 8, 2, 2)),
         (TORCHRUN, (True, 3, 4, 1, 4, 1, 1)),
@@ -62,16 +62,16 @@ def test_outside_of_a_job_there_is_one_instance() -> None:
     ],
 )
 def test_every_launcher_is_understood(
-    variables: dict[str, str], said: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+    variables: dict[str, str], expected: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    assert names() == said
+    assert names() == expected
     options = popdist.poptorch.Options()
     place = options.Distributed
     assert place.processId == 3
     assert place.numProcesses == 4
-    assert options.replication_factor == said[5]
+    assert options.replication_factor == expected[5]
 
 
 @pytest.mark.spec("parallel", 38)

@@ -300,9 +300,9 @@ def test_processes_that_share_stages_have_only_the_state_of_their_stages(
 
 @pytest.mark.spec("parallel", 31, 36)
 def test_processes_that_share_stages_are_refused_different_batches(two: Job) -> None:
-    said = "process 1 received a batch that differs from that of process 0"
+    message = "process 1 received a batch that differs from that of process 0"
     for own in two.results:
-        assert said in own[SAVED]["refused"]
+        assert message in own[SAVED]["refused"]
 
 
 @pytest.mark.spec("parallel", 31, 36)
@@ -348,7 +348,7 @@ def test_a_killed_job_continues_from_the_checkpoint_of_all_stages(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    "what, said",
+    "what, message",
     [
         ("killed", "it was killed, or its machine is lost"),
         ("raised", "it ended with ValueError: no more data"),
@@ -366,18 +366,18 @@ def test_a_killed_job_continues_from_the_checkpoint_of_all_stages(tmp_path: Path
         long("weights written alone", "it exchanges digests of the weights that were written"),
     ],
 )
-def test_a_lost_process_is_named_by_the_others(what: str, said: str, tmp_path: Path) -> None:
+def test_a_lost_process_is_named_by_the_others(what: str, message: str, tmp_path: Path) -> None:
     assert jobs.status(*jobs.start("helpers.job_fault", [what], 2, tmp_path)) == 1
     text = jobs.printed(tmp_path, 0)
     assert "poptorch.Error: 'poptorch_py_error': Process 1 of the job is lost" in text
     assert "process 1 of 2: " in text
-    assert said in text
+    assert message in text
 
 
 class Different(NamedTuple):
     """What each process of a job says of each difference, and all that it says."""
 
-    said: list[dict[str, str]]
+    messages: list[dict[str, str]]
     texts: list[str]
 
 
@@ -385,13 +385,13 @@ class Different(NamedTuple):
 def different(tmp_path_factory: pytest.TempPathFactory) -> Different:
     """Return what two processes say that differ in one thing after another."""
     folder = tmp_path_factory.mktemp("different")
-    said, texts = [], []
+    messages, texts = [], []
     for code, text in jobs.run("helpers.job_fault", ["differences"], 2, folder).values():
         assert code == 0, text
         _, *parts = re.split(f"(?:{'|'.join(DIFFERENCES)}): ", text)
-        said.append(dict(zip(DIFFERENCES, parts, strict=True)))
+        messages.append(dict(zip(DIFFERENCES, parts, strict=True)))
         texts.append(text)
-    return Different(said, texts)
+    return Different(messages, texts)
 
 
 each_process = pytest.mark.parametrize("process", [0, 1])
@@ -440,16 +440,16 @@ def test_processes_that_differ_stop_with_an_error_that_says_in_what(
     difference: str, phrases: list[str], process: int, different: Different
 ) -> None:
     for phrase in phrases:
-        assert phrase in different.said[process][difference]
+        assert phrase in different.messages[process][difference]
 
 
 @each_process
 def test_the_error_shows_a_differing_number_of_both_processes(
     process: int, different: Different
 ) -> None:
-    said = different.said[process]["other numbers"].replace("0.30000000000000004", "0.3")
+    message = different.messages[process]["other numbers"].replace("0.30000000000000004", "0.3")
 
-    assert "hyper.0.lr: 0.3 here, 0.2 there" in said
+    assert "hyper.0.lr: 0.3 here, 0.2 there" in message
 
 
 @each_process
@@ -459,7 +459,7 @@ def test_the_error_shows_a_differing_number_of_both_processes(
 def test_equal_settings_of_processes_are_not_named(
     difference: str, other: str, process: int, different: Different
 ) -> None:
-    assert other not in different.said[process][difference]
+    assert other not in different.messages[process][difference]
 
 
 @each_process
@@ -477,7 +477,7 @@ def test_the_error_names_a_process_with_another_seed(process: int, different: Di
 
 
 @pytest.mark.parametrize(
-    "what, said",
+    "what, message",
     [
         long("another is killed", "process 1 of 3: no sign of life for 3 s"),
         (
@@ -492,13 +492,13 @@ def test_the_error_names_a_process_with_another_seed(process: int, different: Di
     ],
 )
 def test_a_lost_process_is_named_after_the_process_with_the_store_has_ended(
-    what: str, said: str, tmp_path: Path
+    what: str, message: str, tmp_path: Path
 ) -> None:
     processes = jobs.start("helpers.job_keeper", [what], 3, tmp_path, **jobs.NETWORK)
     assert jobs.status(*reversed(processes)) == 1, jobs.printed(tmp_path, 2)
     text = jobs.printed(tmp_path, 2)
     assert "of the job is lost" in text
-    assert said in text
+    assert message in text
     assert "process 2 was waiting to exchange second texts" in text
 
 

@@ -255,9 +255,9 @@ def test_attributes_may_have_the_largest_numbers_of_their_types() -> None:
 def test_an_unknown_operator_is_an_error_that_says_how_to_register_it(
     calling: Callable[..., Tensors],
 ) -> None:
-    said = r"(?s)'Missing' in domain 'test\.ops'.*torch\.ops\.test_ops\.Missing"
+    message = r"(?s)'Missing' in domain 'test\.ops'.*torch\.ops\.test_ops\.Missing"
 
-    with pytest.raises(poptorch.Error, match=said):
+    with pytest.raises(poptorch.Error, match=message):
         calling("Missing", X)
 
 

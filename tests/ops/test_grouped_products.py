@@ -79,14 +79,14 @@ MISFITS = {
 }
 
 
-@pytest.mark.parametrize("a, b, groups, dtype, said", MISFITS.values(), ids=MISFITS)
+@pytest.mark.parametrize("a, b, groups, dtype, message", MISFITS.values(), ids=MISFITS)
 def test_operands_that_torch_refuses_are_refused(
-    a: tuple[int, ...], b: tuple[int, ...], groups: int, dtype: torch.dtype, said: str
+    a: tuple[int, ...], b: tuple[int, ...], groups: int, dtype: torch.dtype, message: str
 ) -> None:
     left, right = torch.randn(a), torch.randn(b).to(dtype)
     ends = torch.full((groups,), 8, dtype=torch.int32)
     with pytest.raises(RuntimeError):
         F.grouped_mm(left, right, offs=ends)
 
-    with pytest.raises((RuntimeError, poptorch.Error), match=said):
+    with pytest.raises((RuntimeError, poptorch.Error), match=message):
         infer(lambda a, b, ends: F.grouped_mm(a, b, offs=ends), left, right, ends)

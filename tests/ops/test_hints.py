@@ -62,9 +62,9 @@ def test_available_memory_of_another_operator_has_no_effect_and_a_warning_says_w
     model.compile(torch.randn(4, 3))
 
     assert notes(model, "poptorch_available_memory") == {}
-    said = [m for m in caplog.messages if "poptorch.set_available_memory has no effect" in m]
-    assert len(said) == 1
-    assert "test_hints.py" in said[0]
+    warnings = [m for m in caplog.messages if "poptorch.set_available_memory has no effect" in m]
+    assert len(warnings) == 1
+    assert "test_hints.py" in warnings[0]
 
 
 ANY_LAYER = [case[:2] for case in [*HINTED.values(), *NOT_HINTED.values()]]

@@ -1,4 +1,4 @@
-"""``setOptimizer``: which optimizer may replace the compiled one, and what is said of others."""
+"""``setOptimizer``: which optimizers may replace the compiled one, and the errors for others."""
 
 import copy
 import functools
@@ -95,7 +95,7 @@ BETAS = (
     r"'betas' of parameter group 0 is 0.5, but was 0.9 when the model was compiled"
     r"(?s:.*)markAsVariable\('betas'\)"
 )
-# What is compiled, what is set, what is said, and the error's class.
+# What is compiled, what is set, the message and the class of the error.
 REFUSED: dict[str, tuple[Any, ...]] = {
     "type": (ADAM, SGD, "type of the optimizer"),
     "betas": (ADAM, of(optim.Adam, lr=0.01, group={"betas": (0.5, 0.999)}), BETAS),
@@ -151,10 +151,10 @@ def with_copy() -> Callable[[Make], tuple[Trained, Trained]]:
 def test_an_optimizer_that_does_not_fit_the_program_is_refused(
     name: str, with_copy: Callable[[Make], tuple[Trained, Trained]]
 ) -> None:
-    make, change, said, *kinds = REFUSED[name]
+    make, change, message, *kinds = REFUSED[name]
     subject, _ = with_copy(make)
 
-    with pytest.raises(poptorch.Error, match=said) as refused:
+    with pytest.raises(poptorch.Error, match=message) as refused:
         subject.wrapped.setOptimizer(change(subject.model, subject.optimizer))
 
     for kind in kinds:
@@ -167,10 +167,10 @@ def test_an_optimizer_that_does_not_fit_the_program_is_refused(
 def test_after_a_refused_optimizer_training_continues_unchanged(
     name: str, with_copy: Callable[[Make], tuple[Trained, Trained]]
 ) -> None:
-    make, change, said, *_ = REFUSED[name]
+    make, change, message, *_ = REFUSED[name]
     subject, untouched = with_copy(make)
 
-    with pytest.raises(poptorch.Error, match=said):
+    with pytest.raises(poptorch.Error, match=message):
         subject.wrapped.setOptimizer(change(subject.model, subject.optimizer))
     torch.testing.assert_close(subject.everything(), untouched.everything(), rtol=0, atol=0)
 
@@ -189,7 +189,7 @@ COMBINED = {"lr": 0.1, "momentum": 0.9, "use_combined_accum": True}
 SCALES = itertools.product(("loss_scaling", "velocity_scaling"), (0.0, -2.0, math.inf, math.nan))
 TORCHS = of(torch.optim.SGD, lr=0.1)
 NESTEROV = of(optim.SGD, lr=0.1, momentum=0.9, nesterov=True)
-# What makes an optimizer, the error, and what is said.
+# What makes an optimizer, the class of the error, and its message.
 UNFIT: list[tuple[Make, type[Exception], str]] = [
     (changed(TORCHS, momentum=1e308), poptorch.Error, "given for momentum is too large"),
     (changed(TORCHS, lr="0.1"), AssertionError, "Expected a number for lr"),
@@ -205,13 +205,13 @@ UNFIT: list[tuple[Make, type[Exception], str]] = [
 
 
 @pytest.mark.spec("optimizers", 27)
-@pytest.mark.parametrize("make, error, said", UNFIT)
+@pytest.mark.parametrize("make, error, message", UNFIT)
 def test_wrapping_with_an_unfit_optimizer_is_refused_at_the_users_line(
-    make: Make, error: type[Exception], said: str
+    make: Make, error: type[Exception], message: str
 ) -> None:
     model = Net()
 
-    with pytest.raises(error, match=said) as refused:
+    with pytest.raises(error, match=message) as refused:
         poptorch.trainingModel(model, options(), make(model))  # that line
 
     assert isinstance(refused.value, poptorch.Error)
@@ -219,13 +219,13 @@ def test_wrapping_with_an_unfit_optimizer_is_refused_at_the_users_line(
 
 
 @pytest.mark.spec("optimizers", 27)
-@pytest.mark.parametrize("make, error, said", UNFIT)
+@pytest.mark.parametrize("make, error, message", UNFIT)
 def test_a_model_stays_unwrapped_when_its_optimizer_is_refused(
-    make: Make, error: type[Exception], said: str
+    make: Make, error: type[Exception], message: str
 ) -> None:
     model = Net()
 
-    with pytest.raises(error, match=said):
+    with pytest.raises(error, match=message):
         poptorch.trainingModel(model, options(), make(model))
 
     assert type(model) is Net
@@ -278,10 +278,10 @@ def test_an_optimizer_with_other_numbers_causes_no_compilation(make: Make, chang
 # Attributes that nobody expects.
 
 
-def said_of(
+def warnings_of(
     wrapped: poptorch.PoplarExecutor, optimizer: Optimizer, caplog: pytest.LogCaptureFixture
 ) -> list[str]:
-    """Return what is said when an optimizer is set twice."""
+    """Return the warnings when an optimizer is set twice."""
     caplog.clear()
     for _ in range(2):
         wrapped.setOptimizer(optimizer)
@@ -300,7 +300,7 @@ def with_new_attributes(optimizer: Optimizer) -> None:
 def test_an_unchanged_optimizer_causes_no_warning(caplog: pytest.LogCaptureFixture) -> None:
     _, optimizer, wrapped = trained(SGD)
 
-    assert said_of(wrapped, optimizer, caplog) == []
+    assert warnings_of(wrapped, optimizer, caplog) == []
 
 
 @pytest.mark.spec("optimizers", 7, 11)
@@ -309,7 +309,7 @@ def test_new_attributes_are_one_warning_for_each_place(caplog: pytest.LogCapture
 
     with_new_attributes(optimizer)
 
-    assert said_of(wrapped, optimizer, caplog) == [
+    assert warnings_of(wrapped, optimizer, caplog) == [
         "optimizer attribute in SGD optimizer: mood",
         "default group variable in SGD optimizer: size",
         "group attribute in SGD optimizer: colour, loss_scaling",
@@ -325,7 +325,7 @@ def test_the_warning_about_a_new_attribute_names_the_class_of_the_optimizer(
 
     several[0].mood = 1
 
-    assert said_of(wrapped, several, caplog) == ["optimizer attribute in Adam optimizer: mood"]
+    assert warnings_of(wrapped, several, caplog) == ["optimizer attribute in Adam optimizer: mood"]
 
 
 @pytest.mark.spec("optimizers", 7, 11)
@@ -348,7 +348,7 @@ def test_attributes_that_were_there_when_the_model_was_wrapped_are_expected(
 
     wrapped = poptorch.trainingModel(model, options(), optimizer)
 
-    assert said_of(wrapped, optimizer, caplog) == []
+    assert warnings_of(wrapped, optimizer, caplog) == []
 
 
 @pytest.mark.spec("optimizers", 7, 11)
@@ -358,7 +358,7 @@ def test_new_attributes_cause_no_warning_when_checks_are_relaxed(
     model = Net()
     relaxed = poptorch.trainingModel(model, options().relaxOptimizerAttributesChecks(True))
 
-    assert said_of(relaxed, changed(SGD, invented=1)(model), caplog) == []
+    assert warnings_of(relaxed, changed(SGD, invented=1)(model), caplog) == []
 
 
 REQUIRED = {  # what a scheduler of torch cannot be made without
@@ -391,7 +391,7 @@ def test_schedulers_of_torch_that_are_created_after_wrapping_cause_no_warning(
 
     scheduler(optimizer, **REQUIRED.get(scheduler.__name__, {}))
 
-    assert said_of(wrapped, optimizer, caplog) == []
+    assert warnings_of(wrapped, optimizer, caplog) == []
 
 
 def test_a_native_step_is_not_unexpected(caplog: pytest.LogCaptureFixture) -> None:
@@ -399,7 +399,7 @@ def test_a_native_step_is_not_unexpected(caplog: pytest.LogCaptureFixture) -> No
 
     native.step()
 
-    assert said_of(wrapped, native, caplog) == []
+    assert warnings_of(wrapped, native, caplog) == []
 
 
 def test_the_same_optimizer_of_another_library_is_not_unexpected(
@@ -410,4 +410,4 @@ def test_the_same_optimizer_of_another_library_is_not_unexpected(
 
     own = optim.AdamW(model.parameters(), bias_correction=True, **settings)
 
-    assert said_of(wrapped, own, caplog) == []
+    assert warnings_of(wrapped, own, caplog) == []

@@ -92,9 +92,9 @@ def one_of_two_processes(
     return options
 
 
-@pytest.mark.parametrize("said", ["of 2", "Distributed.disable()", "test_distributed.py"])
+@pytest.mark.parametrize("message", ["of 2", "Distributed.disable()", "test_distributed.py"])
 def test_training_processes_that_cannot_meet_are_an_error(
-    one_of_two_processes: Options, said: str
+    one_of_two_processes: Options, message: str
 ) -> None:
     model = torch.nn.Linear(1, 1)
     training = poptorch.trainingModel(model, one_of_two_processes, loss=torch.nn.L1Loss())
@@ -103,7 +103,7 @@ def test_training_processes_that_cannot_meet_are_an_error(
     with pytest.raises(poptorch.Error, match=title) as error:
         training(torch.ones(1, 1), torch.ones(1, 1))
 
-    assert said in str(error.value)
+    assert message in str(error.value)
 
 
 def test_inference_waits_for_no_other_process(one_of_two_processes: Options) -> None:

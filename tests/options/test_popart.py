@@ -45,8 +45,8 @@ def test_no_key_has_two_types() -> None:
 @pytest.mark.parametrize("kind, other", list(itertools.permutations(VALUES, 2)))
 def test_no_key_takes_values_of_another_type(kind: str, other: str) -> None:
     for key in KEYS[kind]:
-        said = f"(?s)Unknown {other} option: {key}.*takes a value of type {kind}"
-        with pytest.raises(Error, match=said):
+        message = f"(?s)Unknown {other} option: {key}.*takes a value of type {kind}"
+        with pytest.raises(Error, match=message):
             validate_popart({key: VALUES[other][0]})
 
 

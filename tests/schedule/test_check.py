@@ -57,7 +57,7 @@ def appended(schedule: Schedule, *actions: tuple[int, str]) -> Schedule:
     return edited(schedule, *everywhere, *own)
 
 
-# The damage, what is said of it, and the action whose cell is marked (None: nothing to mark).
+# The damage, the message, and the action whose cell is marked (None: nothing to mark).
 DAMAGE = [
     # Something is missing,
     ("pipe", lambda s: replaced(s, "0F2", "."), "1F2 comes before 0F2", "1F2"),

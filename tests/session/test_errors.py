@@ -49,7 +49,7 @@ def inputs() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 HERE = r"test_errors\.py:\d+, "
-IN_FORWARD = {  # what is said, and the line of the user's that it is about
+IN_FORWARD = {  # the message, and the line of the user that it names
     "raises": ("a mistake of mine", "raise ValueError"),
     "shapes": ("same reduction dim, but got .4, 2. X .4, 2.", "out @ out"),
     "no loss": ("find a loss in graph.*Net.forward.*identity_loss", "def forward"),
@@ -70,8 +70,8 @@ def test_a_mistake_in_forward_is_reported_with_its_line(
     monkeypatch.setattr(Net, "mode", mode)
     with pytest.raises((poptorch.Error, ValueError, RuntimeError)) as caught:
         training(*inputs)
-    said, line = IN_FORWARD[mode]
-    assert re.search(f"(?s){said}", text_of(caught.value))
+    message, line = IN_FORWARD[mode]
+    assert re.search(f"(?s){message}", text_of(caught.value))
     assert re.search(f"  Where:  {HERE}.*{re.escape(line)}.*\n  Fix:    ", text_of(caught.value))
     given = "captured forward of Net\n  Got:    x float32[4, 4], y float32[4, 2]"
     assert mode == "no loss" or given in text_of(caught.value)
@@ -248,8 +248,8 @@ def test_stepping_the_optimizer_by_hand_causes_one_warning(
         optimizer.zero_grad()
         training(X, Y)
         optimizer.step()
-    (said,) = lines(caplog)
-    assert "optimizer.step() has no effect" in said
+    (message,) = lines(caplog)
+    assert "optimizer.step() has no effect" in message
 
 
 def in_a_loop(model: nn.Module) -> None:
@@ -281,8 +281,8 @@ def test_reading_grad_of_a_wrapped_model_causes_one_warning(
     for _ in range(3):
         training(X, Y)
         assert read(model) == expected_values
-    (said,) = lines(caplog)
-    assert "have no .grad" in said
+    (message,) = lines(caplog)
+    assert "have no .grad" in message
     for parameter in model.parameters():
         assert parameter.requires_grad
 
@@ -304,8 +304,8 @@ def test_batches_that_are_cut_unless_they_are_meant_to_be(caplog: pytest.LogCapt
     _, training, _ = wrapped(iterations=2, accumulation=2)
     for x, y in DataLoader(TensorDataset(X, Y), batch_size=8):
         training(x, y)
-    (said,) = lines(caplog)
-    assert "batch_size=8 is divided into 4 micro-batches of 2" in said
+    (message,) = lines(caplog)
+    assert "batch_size=8 is divided into 4 micro-batches of 2" in message
     _, training, _ = wrapped(accumulation=2)
     training(X, Y)
     _, training, _ = wrapped(accumulation=2)
@@ -332,9 +332,9 @@ def test_seeding_the_host_once_the_program_draws(
     for _ in range(2):
         torch.manual_seed(2)
         training(X, Y)
-    said = lines(caplog)
-    assert len(said) == count
-    assert all("torch.manual_seed(2): assign [seed] to rng_state" in line for line in said)
+    warnings = lines(caplog)
+    assert len(warnings) == count
+    assert all("torch.manual_seed(2): assign [seed] to rng_state" in line for line in warnings)
 
 
 def test_seeding_the_host_again_with_the_same_seed_is_noticed(
@@ -349,8 +349,8 @@ def test_seeding_the_host_again_with_the_same_seed_is_noticed(
     torch.manual_seed(1)
     training(X, Y)
 
-    (said,) = lines(caplog)
-    assert "torch.manual_seed(1): assign [seed] to rng_state" in said
+    (message,) = lines(caplog)
+    assert "torch.manual_seed(1): assign [seed] to rng_state" in message
 
 
 def test_a_restored_seed_or_a_seed_option_of_another_model_causes_no_warning(
@@ -379,11 +379,11 @@ def test_a_program_that_is_dropped_for_another_one_causes_one_warning(
     assert lines(caplog) == []
     for shape in ((2, 3, 4), (1, 4), (2, 4)):
         model(normal(*shape))
-    (said,) = lines(caplog)
-    assert "All 2 programs of Options.programs(2) are in use" in said
-    assert "input float32[1, 4]" in said
-    assert "options.programs(3)" in said
-    assert "poptorch.PadToSizes" in said
+    (message,) = lines(caplog)
+    assert "All 2 programs of Options.programs(2) are in use" in message
+    assert "input float32[1, 4]" in message
+    assert "options.programs(3)" in message
+    assert "poptorch.PadToSizes" in message
 
 
 def test_a_warning_about_a_dropped_program_says_why_each_size_needs_one(
@@ -396,9 +396,9 @@ def test_a_warning_about_a_dropped_program_says_why_each_size_needs_one(
     for rows in (2, 3, 4):
         model(normal(rows, 4))
 
-    (said,) = lines(caplog)
-    assert "Each size needs its own program" in said
-    assert "uses the size s0 as a number" in said
+    (message,) = lines(caplog)
+    assert "Each size needs its own program" in message
+    assert "uses the size s0 as a number" in message
 
 
 def test_an_error_of_the_library_names_the_line_that_led_to_it() -> None:

@@ -439,14 +439,14 @@ class Taking(Net):
 
 
 @pytest.mark.parametrize(
-    "do, said",
+    "do, text",
     [
         (lambda factors, extra: factors.fill(3.0), "the array of argument 'factors'"),
         (lambda factors, extra: setattr(extra, "scale", 4.0), "scale of extra was 1.0 and is 4.0"),
     ],
 )
 def test_a_warning_names_a_constant_argument_that_changes(
-    do: Callable[..., Any], said: str, caplog: pytest.LogCaptureFixture
+    do: Callable[..., Any], text: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     factors, extra = numpy.ones(3, dtype=numpy.float32), argparse.Namespace(scale=1.0)
     executor, given = training(Taking()), (factors, extra)
@@ -454,4 +454,4 @@ def test_a_warning_names_a_constant_argument_that_changes(
     do(*given)
     time.sleep(PAUSE)
     executor(X, Y, *given)
-    assert said in caplog.text
+    assert text in caplog.text

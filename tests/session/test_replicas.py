@@ -121,14 +121,14 @@ def test_grouping_in_inference_and_its_mistakes() -> None:
     torch.testing.assert_close(out, module.weight.sum(1).detach())
     with pytest.raises(RuntimeError, match="before the model is compiled"):
         wrapped.weight.replicaGrouping(CommGroupType.All, 0, ONE)
-    for wrong, groups, args, said in (
+    for wrong, groups, args, pattern in (
         (Scaled(lambda x: x), (CommGroupType.NoGrouping, 0), [torch.ones(4)], "Scalars cannot be"),
         (grouped(3), (CommGroupType.Consecutive, 2), [torch.ones(4, 3)], "one value per group"),
         (grouped(3), (CommGroupType.Consecutive, 3), [torch.ones(4, 3)], "must divide"),
     ):
         executor = poptorch.inferenceModel(wrong, options(replicas=4))
         executor.weight.replicaGrouping(*groups, ONE)
-        with pytest.raises(poptorch.Error, match=said):
+        with pytest.raises(poptorch.Error, match=pattern):
             executor(*args, torch.zeros(4))
 
 

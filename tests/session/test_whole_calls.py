@@ -80,8 +80,8 @@ def test_a_bad_label_changes_nothing(backend: str) -> None:
     for bad in (3, -1, 1 << 40):
         wrong = y.clone()
         wrong[13] = bad
-        said = rf'(?s)Index out of range.*input "y"\[13\] is {bad}; .*takes 0 to 2, or -100'
-        with pytest.raises(poptorch.Error, match=said):
+        message = rf'(?s)Index out of range.*input "y"\[13\] is {bad}; .*takes 0 to 2, or -100'
+        with pytest.raises(poptorch.Error, match=message):
             trained.call(x, wrong)
     assert same(trained.everything(), before)
     y[13] = -100

@@ -64,7 +64,7 @@ class Paired(torch.nn.Module):
 
 
 def made(name: str) -> tuple[torch.nn.Module, zoo.Batch]:
-    """Make a model and a batch, in which some words are hidden where that can be said."""
+    """Make a model and a batch, in which some words are masked if the model takes masked words."""
     model_class = getattr(transformers, name)
     config = zoo.shrink(model_class.config_class(**RECIPES[name]))
     config.update(IMAGES.get(name.partition("For")[0], {}))
@@ -97,5 +97,5 @@ def samples(name: str, most: int) -> Iterator[Any]:
 
 def tried(name: str) -> Iterator[Any]:
     """Yield how training went."""
-    said = zoo.verdict(lambda: made(name), "reference") or "eager torch does not train it"
-    yield "training", None if said == "equal" else said
+    verdict = zoo.verdict(lambda: made(name), "reference") or "eager torch does not train it"
+    yield "training", None if verdict == "equal" else verdict

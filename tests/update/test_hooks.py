@@ -401,13 +401,13 @@ REFUSED = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_hook_that_cannot_be_part_of_a_step_is_refused_with_its_line(name: str) -> None:
-    hook, said = REFUSED[name]
+    hook, pattern = REFUSED[name]
     pair = Pair(hooked(OPTIMIZERS["SGD"], before=hook))
 
     with pytest.raises(poptorch.Error) as raised:
         pair.train(1)
 
-    assert re.search(said, raised.value.message)
+    assert re.search(pattern, raised.value.message)
     assert re.search(r"Where: +test_hooks\.py:\d+, ", raised.value.message)
 
 

@@ -23,21 +23,21 @@ def refused(make: Make) -> str:
 
 
 def test_a_value_that_only_the_device_has_is_refused_with_its_line() -> None:
-    said = refused(weird(lambda p, group, state: p.mul_(float(p.norm()))))
-    assert "test_own_refusals.py" in said
-    assert "float()" in said
+    message = refused(weird(lambda p, group, state: p.mul_(float(p.norm()))))
+    assert "test_own_refusals.py" in message
+    assert "float()" in message
 
 
 def test_a_result_whose_size_depends_on_values_is_refused_with_its_line() -> None:
-    said = refused(weird(lambda p, group, state: p[p > 0].mul_(0.5)))
-    assert "test_own_refusals.py" in said
-    assert "size" in said
+    message = refused(weird(lambda p, group, state: p[p > 0].mul_(0.5)))
+    assert "test_own_refusals.py" in message
+    assert "size" in message
 
 
 def test_random_numbers_in_a_step_are_refused_with_their_line() -> None:
-    said = refused(weird(lambda p, group, state: p.add_(torch.randn_like(p))))
-    assert "draws random numbers" in said
-    assert "test_own_refusals.py" in said
+    message = refused(weird(lambda p, group, state: p.add_(torch.randn_like(p))))
+    assert "draws random numbers" in message
+    assert "test_own_refusals.py" in message
 
 
 def test_state_that_belongs_to_no_parameter_is_refused() -> None:
@@ -128,15 +128,15 @@ class DecaysAll(T.Optimizer):
 
 
 @pytest.mark.parametrize(
-    ("cls", "said"),
+    ("cls", "message"),
     [
         (OfAllNorms, r"an updated value depends on a frozen parameter of shape \(5, 6\)"),
         (DecaysAll, r"a frozen parameter of shape \(5, 6\) is changed"),
     ],
 )
-def test_a_step_that_uses_frozen_parameters_is_refused(cls: Any, said: str) -> None:
+def test_a_step_that_uses_frozen_parameters_is_refused(cls: Any, message: str) -> None:
     pair = Pair(lambda model: cls(model.parameters(), {}), kind=Frozen)
-    with pytest.raises(poptorch.Error, match=said):
+    with pytest.raises(poptorch.Error, match=message):
         pair.step()
 
 

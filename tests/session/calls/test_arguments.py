@@ -89,21 +89,21 @@ def test_calls_bind_arguments_as_python_does(name: str) -> None:
 
 
 REFUSED = [
-    pytest.param(forward, calls[0], said, call, id=f"{name}: {said}")
+    pytest.param(forward, calls[0], message, call, id=f"{name}: {message}")
     for name, (forward, calls, refused) in CALLS.items()
-    for said, call in refused.items()
+    for message, call in refused.items()
 ]
 
 
 @pytest.mark.spec("executor", 22, 66)
-@pytest.mark.parametrize("forward, compiled, said, call", REFUSED)
+@pytest.mark.parametrize("forward, compiled, message, call", REFUSED)
 def test_a_call_that_differs_from_the_compiled_one_in_more_than_values_is_refused(
-    forward: Callable[..., torch.Tensor], compiled: Any, said: str, call: Any
+    forward: Callable[..., torch.Tensor], compiled: Any, message: str, call: Any
 ) -> None:
     wrapped = poptorch.inferenceModel(forward, options())
     wrapped(*compiled[0], **compiled[1])
 
-    with pytest.raises(poptorch.Error, match=said):
+    with pytest.raises(poptorch.Error, match=message):
         wrapped(*call[0], **call[1])
 
 

@@ -295,7 +295,7 @@ def refusal(chosen: poptorch.Options, first: Batch, second: tuple[Any, ...]) -> 
 
 
 @pytest.mark.parametrize(
-    "second, said",
+    "second, message",
     [
         ((X[:16], Y[:11]), "Shape mismatch for y"),
         ((X[:11], Y[:10]), "Shape mismatch for x"),
@@ -305,9 +305,9 @@ def refusal(chosen: poptorch.Options, first: Batch, second: tuple[Any, ...]) -> 
     ],
 )
 def test_only_fewer_rows_of_all_inputs_make_a_shorter_batch(
-    second: tuple[Any, ...], said: str
+    second: tuple[Any, ...], message: str
 ) -> None:
-    assert said in refusal(options(accumulation=2), batch(16), second)
+    assert message in refusal(options(accumulation=2), batch(16), second)
 
 
 def test_with_one_program_more_rows_are_refused() -> None:
@@ -317,7 +317,7 @@ def test_with_one_program_more_rows_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "chosen, said",
+    "chosen, message",
     [
         (options(accumulation=2).programs(1), "Shape mismatch"),
         (options(iterations=4).outputMode(OutputMode.EveryN, 4), "EveryN does not allow"),
@@ -328,11 +328,11 @@ def test_with_one_program_more_rows_are_refused() -> None:
     ],
 )
 def test_settings_that_do_not_allow_a_shorter_batch_say_so(
-    chosen: poptorch.Options, said: str
+    chosen: poptorch.Options, message: str
 ) -> None:
     rows = 32 if chosen.device_iterations > 1 else 16
 
-    assert said in refusal(chosen, batch(rows), batch(rows - 5))
+    assert message in refusal(chosen, batch(rows), batch(rows - 5))
 
 
 def test_the_first_batch_has_to_divide_into_micro_batches() -> None:

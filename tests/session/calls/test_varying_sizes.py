@@ -660,9 +660,9 @@ def test_without_an_option_one_program_serves_other_sizes_after_a_warning(
             x = normal(2, length, 8)
             torch.testing.assert_close(executor(x), executor._session.model.module(x).detach())
 
-    (said,) = caplog.messages
-    assert "*args[0] float32[2, s0, 8]" in said
-    assert "options.programs(1)" in said
+    (message,) = caplog.messages
+    assert "*args[0] float32[2, s0, 8]" in message
+    assert "options.programs(1)" in message
     assert len(compiled) == 2
 
 

@@ -343,7 +343,7 @@ def another_layer() -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "given, said",
+    "given, message",
     [
         pytest.param(
             lambda target: {"model": target["model"]},
@@ -363,12 +363,12 @@ def another_layer() -> dict[str, Any]:
     ],
 )
 def test_a_file_must_fit_the_model_or_nothing_changes(
-    given: Callable[[dict[str, Any]], dict[str, Any]], said: str, trained_by_sgd: Path
+    given: Callable[[dict[str, Any]], dict[str, Any]], message: str, trained_by_sgd: Path
 ) -> None:
     target = into("torch")
     before = {name: value.clone() for name, value in target["model"].state_dict().items()}
 
-    with pytest.raises(poptorch.Error, match=said):
+    with pytest.raises(poptorch.Error, match=message):
         poptorch.load(trained_by_sgd, **given(target))
 
     torch.testing.assert_close(target["model"].state_dict(), before, rtol=0, atol=0)
@@ -611,8 +611,8 @@ def changed(path: Path, change: Callable[[Facts, Tensors], object]) -> None:
     facts = json.loads(parts["facts.json"])
     tensors = safetensors.torch.load(parts["tensors.safetensors"])
     change(facts, tensors)
-    new, said = safetensors.torch.save(tensors), json.dumps(facts).encode()
-    archive.write(path, parts | {"facts.json": said, "tensors.safetensors": new})
+    new, encoded = safetensors.torch.save(tensors), json.dumps(facts).encode()
+    archive.write(path, parts | {"facts.json": encoded, "tensors.safetensors": new})
 
 
 def rewritten(path: Path, **changes: bytes) -> None:
@@ -699,9 +699,9 @@ def test_weights_that_cannot_be_put_leave_the_others_as_they_were(path: Path) ->
     target["model"].norm.running_var = torch.ones(1).expand(2)  # two numbers in one place
     refused(path, "single memory location", RuntimeError, target)
     changed(path, lambda _, tensors: tensors.update({"model.\x1b[2Jwell\u202e": torch.zeros(1)}))
-    said = refused(path, match=r"\\x1b\[2Jwell")  # names give a terminal no commands
-    assert "\x1b" not in said
-    assert "\u202e" not in said
+    message = refused(path, match=r"\\x1b\[2Jwell")  # names give a terminal no commands
+    assert "\x1b" not in message
+    assert "\u202e" not in message
 
 
 def packed(path: Path, parts: dict[str, bytes], kind: int = zipfile.ZIP_STORED) -> None:
@@ -767,11 +767,11 @@ DAMAGES = {
 def test_damaged_files(damage: str, path: Path) -> None:
     trainer = poptorch.trainingModel(options=options(), **made())
     DAMAGES[damage](path)
-    said = refused(path, "Invalid file", AssertionError)
+    message = refused(path, "Invalid file", AssertionError)
     for read in (lambda: poptorch.load(path, trusted=True), lambda: trainer.loadExecutable(path)):
         with pytest.raises(poptorch.Error, match="Invalid file"):
             read()
-    assert damage != "another version" or ("9.9.9" in said and poptorch.__version__ in said)
+    assert damage != "another version" or ("9.9.9" in message and poptorch.__version__ in message)
     path.unlink() if path.is_file() else path.rename(path.with_name("away"))
     with pytest.raises(FileNotFoundError):
         poptorch.load(path)
@@ -796,8 +796,8 @@ class Reduces:
 def runs_nothing(path: Path) -> None:
     """As data it is read, or it is refused."""
     CALLED.clear()
-    said = r"(?s)not trusted.*test_files\.py.*model=Net.*trusted=True"
-    with pytest.raises(poptorch.Error, match=said):
+    message = r"(?s)not trusted.*test_files\.py.*model=Net.*trusted=True"
+    with pytest.raises(poptorch.Error, match=message):
         poptorch.load(path)
     poptorch.load(path, **made())(Z)
     poptorch.trainingModel(options=options(), **made()).loadExecutable(path)

@@ -136,16 +136,16 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize(("make", "change", "said"), CHANGES.values(), ids=CHANGES)
+@pytest.mark.parametrize(("make", "change", "pattern"), CHANGES.values(), ids=CHANGES)
 def test_one_warning_names_a_change_of_the_update(
-    make: Callable[..., Any] | type, change: Change, said: str, caplog: pytest.LogCaptureFixture
+    make: Callable[..., Any] | type, change: Change, pattern: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     optimizer, executor = trained(make)
     caplog.clear()
     change(optimizer)
     run(executor, 3)
     (message,) = messages_about_changes(caplog)
-    assert re.search(said, message)
+    assert re.search(pattern, message)
 
 
 def test_a_warning_names_hooks_of_all_optimizers(
@@ -243,9 +243,9 @@ WRAPPED_WITH = {
 }
 
 
-@pytest.mark.parametrize(("bring", "said"), WRAPPED_WITH.values(), ids=WRAPPED_WITH)
+@pytest.mark.parametrize(("bring", "pattern"), WRAPPED_WITH.values(), ids=WRAPPED_WITH)
 def test_a_warning_names_code_of_an_optimizer_that_does_not_run(
-    bring: Callable[..., Any], said: str, caplog: pytest.LogCaptureFixture
+    bring: Callable[..., Any], pattern: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     def make(parameters: Any) -> torch.optim.Optimizer:
         optimizer = sgd(parameters)
@@ -255,7 +255,7 @@ def test_a_warning_names_code_of_an_optimizer_that_does_not_run(
     _, executor = trained(make)
     run(executor)
     (message,) = caplog.messages
-    assert re.search(said, message)
+    assert re.search(pattern, message)
 
 
 def test_a_scheduler_does_not_hide_another_step(

@@ -108,7 +108,7 @@ def test_compiling_gives_the_optimizer_moments_of_zero_and_its_numbers() -> None
     assert state["ipu_param"]["learningRate___specific___layer.weight"] == torch.tensor(0.01)
 
 
-# By name: what is changed in a state, the error, and what is said.
+# By name: what is changed in a state, the class of the error, and its message.
 WRONG_STATES: dict[str, tuple[Any, type[Exception], str]] = {
     "torch's": (
         lambda state, native: native,
@@ -137,18 +137,18 @@ WRONG_STATES: dict[str, tuple[Any, type[Exception], str]] = {
 
 @pytest.mark.spec("executor", 31, 32)
 @pytest.mark.spec("optimizers", 14, 16)
-@pytest.mark.parametrize("change, error, said", WRONG_STATES.values(), ids=WRONG_STATES)
+@pytest.mark.parametrize("change, error, message", WRONG_STATES.values(), ids=WRONG_STATES)
 def test_a_state_of_another_kind_is_refused(
-    change: Callable[..., Any], error: type[Exception], said: str
+    change: Callable[..., Any], error: type[Exception], message: str
 ) -> None:
     model, optimizer, training = adam()
     training.compile(X, Y)
     native = torch.optim.Adam(model.parameters(), lr=0.5).state_dict()
 
-    with pytest.raises(error, match=said) as refused:
+    with pytest.raises(error, match=message) as refused:
         optimizer.load_state_dict(change(optimizer.state_dict(), native))
 
-    assert "Only IPU" not in said or isinstance(refused.value, poptorch.Error)
+    assert "Only IPU" not in message or isinstance(refused.value, poptorch.Error)
     assert not optimizer.ipu_state_is_dirty
 
 
@@ -290,16 +290,16 @@ def test_parameters_that_are_not_trained_stay(way: str, caplog: pytest.LogCaptur
     torch.testing.assert_close(
         model.layer.bias, eager_model.layer.bias - 0.1 * eager_model.layer.bias.grad
     )
-    (said,) = (text for text in caplog.messages if "do not belong" in text)
-    assert f"1 of the optimizer's {len(trained) + 1} parameters" in said
-    assert "'scale', shape (3,)" in said
+    (message,) = (text for text in caplog.messages if "do not belong" in text)
+    assert f"1 of the optimizer's {len(trained) + 1} parameters" in message
+    assert "'scale', shape (3,)" in message
 
 
 @pytest.mark.parametrize("library", [torch.optim, poptorch.optim])
 def test_an_optimizer_of_another_model_is_refused(library: Any) -> None:
     training = wrapped(Net(), library.SGD(Net().parameters(), lr=0.1))
-    said = r"(?s)None of the optimizer's parameters.*number 0 of group 0, shape \(2, 4\)"
-    with pytest.raises(poptorch.Error, match=said):
+    message = r"(?s)None of the optimizer's parameters.*number 0 of group 0, shape \(2, 4\)"
+    with pytest.raises(poptorch.Error, match=message):
         training(X, Y)
 
 

@@ -135,8 +135,8 @@ def test_a_warning_names_an_optimizer_of_two_models_that_would_disagree(
         assert "Another training model already uses this optimizer" not in caplog.text
     for executor in executors * 2:
         executor(*args)
-    said = caplog.text.count("Another training model already uses this optimizer")
-    assert said == (1 if common or library is poptorch.optim else 0)
+    warnings = caplog.text.count("Another training model already uses this optimizer")
+    assert warnings == (1 if common or library is poptorch.optim else 0)
     if library is torch.optim and not common:
         assert {float(entry["step"]) for entry in optimizer.state.values()} == {3.0}
 
