@@ -22,7 +22,7 @@ from poptorch._base import private
 from poptorch._cpu import backend
 
 # Folders whose modules are imported through the folder alone.
-BEHIND_DOORS = [path.parent for path in (PACKAGE / "_session").glob("*/__init__.py")]
+FOLDERS_OF_SESSION = [path.parent for path in (PACKAGE / "_session").glob("*/__init__.py")]
 PRIVATE_TORCH = PACKAGE / "_base" / "private.py"
 FILES = sorted(PACKAGE.rglob("*.py"))
 PACKAGES = ("poptorch", "poptorch_geometric", "popart", "popdist", "pva")
@@ -103,16 +103,18 @@ def test_no_files_import_each_other_in_a_circle(graph: grimp.ImportGraph) -> Non
     assert not [{name.removeprefix("poptorch.") for name in c} for c in found if len(c) > 1]
 
 
-def test_the_folders_of_a_session_are_entered_by_their_door(graph: grimp.ImportGraph) -> None:
-    doors = [".".join(path.relative_to(PACKAGE.parent).parts) for path in BEHIND_DOORS]
+def test_folders_of_a_session_are_imported_only_as_a_whole(
+    graph: grimp.ImportGraph,
+) -> None:
+    folders = [".".join(path.relative_to(PACKAGE.parent).parts) for path in FOLDERS_OF_SESSION]
     passed = {
         (importer, module)
-        for door in doors
-        for module in graph.find_descendants(door)
+        for folder in folders
+        for module in graph.find_descendants(folder)
         for importer in graph.find_modules_that_directly_import(module)
-        if importer != door and not importer.startswith(f"{door}.")
+        if importer != folder and not importer.startswith(f"{folder}.")
     }
-    assert len(doors) >= 6
+    assert len(folders) >= 6
     assert not passed
 
 

@@ -249,13 +249,13 @@ def test_a_replacement_exists_only_within_the_block(
 ) -> None:
     usual, asked = private.check_build, []
 
-    def stand_in(usual: Callable[..., Any], self, code: str) -> None:
+    def replacement(usual: Callable[..., Any], self, code: str) -> None:
         asked.append((usual, self, code))
 
     if way == "gone":
         remove("check_build", monkeypatch)
-    function = (lambda usual, self, source: None) if way == "other arguments" else stand_in
-    with pytest.raises(KeyError), private.standing_in({"check_build": function}):
+    function = (lambda usual, self, source: None) if way == "other arguments" else replacement
+    with pytest.raises(KeyError), private.replacing({"check_build": function}):
         now = pkgutil.resolve_name("torch._inductor.cpu_vec_isa:VecISA.check_build")
         if way == "there":
             now("isa", code="text")
@@ -386,6 +386,6 @@ def test_no_replacement_is_called_with_unexpected_arguments(
     monkeypatch.setattr(private, "_said", set())
     model = Having(forward, layer=torch.nn.Linear(2, 2))
     training(model)(normal(2, 2))
-    with private.standing_in(shortcuts.stand_ins()) as standing:
-        assert standing == set(shortcuts.stand_ins())
+    with private.replacing(shortcuts.replacements()) as replaced_names:
+        assert replaced_names == set(shortcuts.replacements())
     assert [r.message for r in caplog.records if r.levelno >= logging.WARNING] == []

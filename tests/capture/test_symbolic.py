@@ -1,4 +1,4 @@
-"""Graphs with symbolic sizes: stand-ins, conditions, and comparison with graphs of fixed sizes."""
+"""Graphs with symbolic sizes: their example sizes and conditions, and graphs of fixed sizes."""
 
 from collections.abc import Callable
 
@@ -13,33 +13,35 @@ from poptorch._ir.graph import Graph
 def captured(
     function: Callable[..., torch.Tensor], *given: slots.Slot
 ) -> tuple[Graph, symbolic.Conditions]:
-    """Record a function; return its graph, with values for stand-ins, and its conditions."""
+    """Record a function; return its graph, with values for example sizes, and its conditions."""
     sizes = symbolic.sizes_of(given, [slot.shape for slot in given])
     symbols = symbolic.Symbols(sizes)
     module, _ = trace.trace(lambda flat: [function(*flat)], [symbols.tensor(s) for s in given])
     conditions = symbolic.settle(module, given, symbols)
     graph = Graph("g", module, given, (slots.batch_input(9, (), torch.float32),))
-    return Graph("g", module, symbolic.with_stand_ins(given, graph.placeholders), ()), conditions
+    return Graph(
+        "g", module, symbolic.with_example_sizes(given, graph.placeholders), ()
+    ), conditions
 
 
 def batch(*shape: int, symbols: tuple[str, ...] = (), index: int = 0) -> slots.Slot:
     return slots.batch_input(index, shape, torch.float32, symbols)
 
 
-def test_stand_ins_do_not_depend_on_the_size_at_hand() -> None:
+def test_example_sizes_do_not_depend_on_the_size_at_hand() -> None:
     one, _ = captured(torch.exp, batch(4, 5, symbols=("", "s0")))
     two, _ = captured(torch.exp, batch(4, 19, symbols=("", "s0")))
 
     assert one.inputs == two.inputs
 
 
-def test_stand_ins_differ_from_sizes_that_are_fixed() -> None:
+def test_example_sizes_differ_from_sizes_that_are_fixed() -> None:
     graph, _ = captured(lambda x: x * torch.ones(4, 67)[:, :1], batch(4, 5, symbols=("", "s0")))
 
     assert graph.inputs[0].shape[1] != 67
 
 
-def test_stand_ins_satisfy_conditions() -> None:
+def test_example_sizes_satisfy_conditions() -> None:
     graph, conditions = captured(
         lambda x: x + torch.ones(30)[: x.shape[0]], batch(5, symbols=("s0",))
     )

@@ -75,7 +75,7 @@ def test_the_stride_of_another_index_is_the_one_that_torch_computes(index: sympy
 
 
 def test_torchs_headers_and_libraries_are_where_torch_says() -> None:
-    ours = shortcuts.stand_ins()["get_torch_related_args"](refuse, False, False)
+    ours = shortcuts.replacements()["get_torch_related_args"](refuse, False, False)
     assert ours == cpp_builder._get_torch_related_args(False, False)
 
 

@@ -29,7 +29,7 @@ def test_torch_tries_vectors_out_where_aten_uses_none(
 ) -> None:
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
     assert shortcuts.settings().get("vec_isa_ok", False) == known
-    assert ("check_build" in shortcuts.stand_ins()) == known
+    assert ("check_build" in shortcuts.replacements()) == known
 
 
 def test_code_for_one_instruction_set_is_not_used_with_another(

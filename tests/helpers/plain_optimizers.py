@@ -1,4 +1,4 @@
-"""The optimizers once more, as plainly as the documents state them, in float64.
+"""Reference implementations of the optimizers in float64, as the documents state the formulas.
 
 Each function takes the weights, their gradients, the state (a dict per weight, empty at first) and
 the number of the update from 1, and returns new weights. Nothing here is shared with the library.

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, rule
 from torch import nn
 
 from helpers.modes import MODES
-from poptorch._base.plainly import plainly
+from poptorch._base.user_modes import without_user_modes
 from poptorch._residency import (
     TABLE,
     Coherence,
@@ -53,7 +53,7 @@ class Machine(RuleBasedStateMachine):
 
     def move(self, at: int, event: Event) -> None:
         """Make the transfers that the table asks for, as an executor does."""
-        with plainly():
+        with without_user_modes():
             for _ in self.devices[at].due(event, PATHS):
                 row = TABLE[event, self.devices[at].state("w")]
                 ends = (self.host, self.values[at])

@@ -76,7 +76,7 @@ def make(name: str, model: Having, settings: dict[str, float], constant: bool) -
     return optimizer
 
 
-def plainly(function: Callable[..., Any], settings: dict[str, float]) -> Callable[..., Any]:
+def plain_update(function: Callable[..., Any], settings: dict[str, float]) -> Callable[..., Any]:
     """The plain form of one update, with what is common to several optimizers."""
     unknown = ("maximize", "use_combined_accum", "velocity_scaling")  # the last changes no number
     own = {k: v for k, v in settings.items() if k not in unknown}
@@ -128,7 +128,7 @@ def test_each_optimizer_equals_its_plain_form_in_float64(
     optimizer = make(name, model, settings, constant)
     wrapped = poptorch.trainingModel(model, opts, optimizer)
     weights = {path: p.detach().double() for path, p in model.named_parameters()}
-    state, update, scale = {}, plainly(function, settings), optimizer.loss_scaling
+    state, update, scale = {}, plain_update(function, settings), optimizer.loss_scaling
     for step in range(1, STEPS + 1):
         wrapped(*batch)
         gradients = {path: wrapped.getAnchoredTensor(path).double() / scale for path in paths}

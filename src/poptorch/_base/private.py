@@ -137,46 +137,46 @@ def settings(chosen_values: Mapping[str, Any]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def standing_in(stand_ins: Mapping[str, Callable[..., Any]]) -> Iterator[set[str]]:
-    """Replace torch's functions by stand-ins, unless the functions are missing or have changed.
+def replacing(replacements: Mapping[str, Callable[..., Any]]) -> Iterator[set[str]]:
+    """Replace torch's functions by our own, unless the functions are missing or have changed.
 
-    A stand-in that accepts any arguments names those that it reads, which come first.
+    A replacement that accepts any arguments names those that it reads, which come first.
 
     Yields:
         The names that were replaced.
     """
-    standing = set[str]()
+    replaced_names = set[str]()
     with contextlib.ExitStack() as stack:
-        for name, stand_in in stand_ins.items():
+        for name, replacement in replacements.items():
             path, lost = ROWS[name]
             usual = optional(name)
             if usual is None:
                 continue
-            if not _takes(stand_in, list(inspect.signature(usual).parameters)):
+            if not _takes(replacement, list(inspect.signature(usual).parameters)):
                 _warn(f"torch {torch.__version__} calls {path} differently; {lost}")
                 continue
             module, _, attributes = _path_in_this_release(path).partition(":")
             owners, _, attribute = attributes.rpartition(".")
             owner = pkgutil.resolve_name(f"{module}:{owners}")
-            stack.enter_context(replaced(owner, attribute, stand_in))
-            standing.add(name)
-        yield standing
+            stack.enter_context(replaced(owner, attribute, replacement))
+            replaced_names.add(name)
+        yield replaced_names
 
 
-def _takes(stand_in: Callable[..., Any], names: list[str]) -> bool:
-    _, *own = inspect.signature(stand_in).parameters.values()
+def _takes(replacement: Callable[..., Any], names: list[str]) -> bool:
+    _, *own = inspect.signature(replacement).parameters.values()
     read = [each.name for each in own if each.kind is each.POSITIONAL_OR_KEYWORD]
     return names[: len(read)] == read and (len(read) < len(own) or len(names) == len(read))
 
 
 @contextlib.contextmanager
-def replaced(owner: Any, name: str, stand_in: Callable[..., Any]) -> Iterator[None]:
-    """Replace a function or method by a stand-in, which gets the original as its first argument."""
+def replaced(owner: Any, name: str, replacement: Callable[..., Any]) -> Iterator[None]:
+    """Replace a function or method. The new one gets the original as its first argument."""
     usual = getattr(owner, name)
 
     @functools.wraps(usual)
     def function(*arguments: Any, **options: Any) -> Any:
-        return stand_in(usual, *arguments, **options)
+        return replacement(usual, *arguments, **options)
 
     setattr(owner, name, function)
     try:

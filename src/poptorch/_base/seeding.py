@@ -27,7 +27,7 @@ def listen() -> None:
     """Start counting calls of ``torch.manual_seed``. Without the private name nothing is
     counted.
     """
-    _listening.enter_context(private.standing_in({"manual_seed_impl": _counted}))
+    _listening.enter_context(private.replacing({"manual_seed_impl": _counted}))
 
 
 def _counted(usual: Callable[..., Any], seed: Any) -> Any:

@@ -22,7 +22,7 @@ from . import dynamic_slices, inner_gradients, marks, trace
 from .casting import Casting
 from .draws import Draws
 from .held import Held
-from .higher_order import refuse_writes, stand_in
+from .higher_order import refuse_writes, replacement
 from .losses import LOSS_FUNCTIONS
 from .moving_views import MovingViews
 from .outside import Outside
@@ -151,7 +151,7 @@ class Overrides(TorchFunctionMode):
         func, args, kwargs = self._casting(func, args, kwargs)
         if func is torch.autograd.grad:
             inner_gradients.check(self._context, args[0] if args else kwargs["outputs"])
-        operator = stand_in(func)
+        operator = replacement(func)
         if operator is not None:
             result = operator(self._context, self._within, *args, **kwargs)
         elif func == _SET_DATA:

@@ -21,8 +21,8 @@ from .._ops.autocast import around_user_code
 from .._ops.context import autocast_settings, listening
 from . import inner_gradients, scripts
 from .capture_context import CaptureContext, Overrides
-from .doors import watched
 from .failures import explained
+from .internal_calls import passing_traced_tensors
 from .losses import final_loss
 from .metrics import intercepted, refused
 from .recorded import recorded
@@ -172,7 +172,7 @@ def _user_code(request: Request, context: CaptureContext, own: OwnDicts) -> Iter
     overrides = Overrides(context, precision, request.priced)
     with (
         replaced(request.module, own, user_context),
-        watched(context.held, overrides.on),
+        passing_traced_tensors(context.held, overrides.on),
         context.reads.by_torch(context.caught),
         scripts.followed(context.reads, context.held),
         inner_gradients.followed(context),

@@ -27,11 +27,11 @@ Within = Callable[[Body], Body]
 """Makes the capture's own functions available to a function, as they are to ``forward``."""
 
 
-def stand_in(operator: Any) -> Callable[..., Any] | None:
+def replacement(operator: Any) -> Callable[..., Any] | None:
     """Return the replacement of one of torch's higher-order operators, if there is one."""
     if getattr(operator, "namespace", None) != "higher_order" or effects.recording.get():
         return None
-    return _STAND_INS.get(operator.name())
+    return _REPLACEMENTS.get(operator.name())
 
 
 def refuse_writes(graph: fx.Graph, to_inputs: bool = False) -> None:
@@ -195,7 +195,7 @@ def _flex_attention(
     return private.math_attention(query, key, value, within(score), whole, *rest)
 
 
-_STAND_INS: dict[str, Callable[..., Any]] = {
+_REPLACEMENTS: dict[str, Callable[..., Any]] = {
     "scan": _scan,
     "map_impl": _map,
     "cond": _cond,

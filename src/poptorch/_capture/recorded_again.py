@@ -87,7 +87,7 @@ def quickly(mode: Any) -> contextlib.AbstractContextManager[object]:
             return by_torch()
         return calls.record(proxy_mode.tracer, func, args, kwargs, by_torch)
 
-    return private.standing_in({"proxy_call": proxy_call})
+    return private.replacing({"proxy_call": proxy_call})
 
 
 def _is_plain(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:

@@ -285,13 +285,13 @@ def _newer_checkpoint(function: Callable[..., Any], preserve_rng_state: bool, *a
 
 
 @contextlib.contextmanager
-def _checkpoints(stand_in: Callable[..., Any]) -> Iterator[None]:
+def _checkpoints(replacement: Callable[..., Any]) -> Iterator[None]:
     """Replace checkpoints. Without a replacement, recomputation would use the host's weights, so it
     is an error.
     """
-    stand_ins = {"checkpoint_without_reentrant_generator_impl": stand_in}
-    with private.standing_in(stand_ins) as standing, contextlib.ExitStack() as stack:
-        if not standing:
+    replacements = {"checkpoint_without_reentrant_generator_impl": replacement}
+    with private.replacing(replacements) as replaced_names, contextlib.ExitStack() as stack:
+        if not replaced_names:
             refused = f"With torch {torch.__version__} {private.CHECKPOINTS}"
             stack.enter_context(torch.autograd.graph.disable_saved_tensors_hooks(refused))
         yield

@@ -211,7 +211,7 @@ def _noting_lines() -> contextlib.AbstractContextManager[object]:
             node.stack_trace = text(tuple(reversed(places)))
         return node
 
-    return private.standing_in({"create_node": create_node})
+    return private.replacing({"create_node": create_node})
 
 
 @contextlib.contextmanager

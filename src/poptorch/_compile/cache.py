@@ -41,8 +41,8 @@ def key_of(graph: Graph, builder: Builder) -> str | None:
     """Return the digest of everything that a graph's code depends on; None if some of it has no
     text form.
 
-    Sizes are a part of it, or the names of symbolic ones. Shapes are then those for stand-ins, so
-    one entry serves all sizes.
+    Sizes are a part of it, or the names of symbolic ones. Shapes are then those of example sizes,
+    so that one entry serves all sizes.
     """
     try:
         nodes = graph_json.encode_nodes(graph.module)

@@ -32,7 +32,7 @@ from .._base.resources import COLLECTING
 from .._capture import trace
 from .._ir import graph_json
 from .._ir.graph import Graph
-from .._ir.symbolic import is_symbolic, propagate, stand_ins
+from .._ir.symbolic import example_sizes, is_symbolic, propagate
 from . import registry
 from .cache import Store
 
@@ -294,7 +294,7 @@ def compiled(key: str, graph: Any, builder: backends.Builder, store: Store) -> J
 def decoded(data: Any) -> Graph:
     graph = graph_json.decode(data)
     if is_symbolic(graph):
-        propagate(graph.module, graph.inputs, stand_ins(graph.inputs))
+        propagate(graph.module, graph.inputs, example_sizes(graph.inputs))
     else:
         trace.fill_in_values(graph.module, [(slot.shape, slot.dtype) for slot in graph.inputs])
     return graph

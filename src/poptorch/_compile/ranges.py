@@ -1,9 +1,9 @@
 """Choose the code of a graph with symbolic sizes by the sizes of its inputs.
 
 Torch's compiler may assume more about sizes than the graph does, and its code may then be used for
-a range of them. Other sizes get further code. It is compiled for stand-ins that satisfy the same
-conditions as these sizes, of all conditions that were met so far. So the code for some sizes does
-not depend on which sizes came first.
+a range of them. Other sizes get further code. It is compiled for example sizes that satisfy the
+same conditions as these sizes, of all conditions that were met so far, so that the code for some
+sizes does not depend on which sizes came first.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 
 from .._ir.conditions import ALWAYS, Conditions, Sizes
 from .._ir.graph import Graph
-from .._ir.symbolic import NotSymbolic, with_other_stand_ins
+from .._ir.symbolic import NotSymbolic, with_other_example_sizes
 from ..backends import Compiled, conditions_of
 
 MOST = 6  # codes of one graph, so that a graph with many conditions is not compiled again and again
@@ -28,7 +28,7 @@ class Range:
     """Sizes that satisfy the same ones of some conditions, and the code of a graph for them.
 
     Args:
-        graph: with stand-ins for these sizes.
+        graph: with example sizes for this range.
         met: the conditions.
     """
 
@@ -51,7 +51,7 @@ class Range:
             NotSymbolic: no sizes can stand for these.
         """
         met, truths = self._conditions, self.truths(sizes)
-        graph = with_other_stand_ins(self.graph, lambda each: met.truths(each) == truths)
+        graph = with_other_example_sizes(self.graph, lambda each: met.truths(each) == truths)
         return Range(graph, key_of(graph), met)
 
     @property

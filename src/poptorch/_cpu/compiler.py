@@ -116,7 +116,7 @@ def _compile_for_many_sizes(
 
     Return the code, and what torch's compiler assumes about sizes in addition to the graph.
     """
-    sizes, module = symbolic.stand_ins(slots), copied(module)
+    sizes, module = symbolic.example_sizes(slots), copied(module)
     known = symbolic.propagate(module, slots, sizes)
     symbols = symbolic.Symbols(sizes)
     inputs = [symbols.tensor(slot) for slot in slots]
@@ -146,7 +146,7 @@ def _compile_repeats(
         written = bool(sources) and entry_of(compiled) is chains.unbuilt
         if not written or not _has_expected_strides(compiled, piece):
             return None
-    with private.settings(shortcuts.settings()), private.standing_in(shortcuts.stand_ins()):
+    with private.settings(shortcuts.settings()), private.replacing(shortcuts.replacements()):
         return code_with(chains.load(chain, sources))
 
 
@@ -222,10 +222,10 @@ def _compile(
         "post_grad_custom_post_pass": place_writes if plain else _rewrite,
         "pre_fusion_custom_pass": keep_dependencies,
     }
-    stand_ins = {} if plain else shortcuts.stand_ins()
+    replacements = {} if plain else shortcuts.replacements()
     if sources is not None:
-        stand_ins = {**stand_ins, "load_pybinding_async": chains.collecting(sources)}
-    with private.settings(settings), private.standing_in(stand_ins):
+        replacements = {**replacements, "load_pybinding_async": chains.collecting(sources)}
+    with private.settings(settings), private.replacing(replacements):
         table = {**private.select_decomp_table(), **decompositions(CORRECTIONS)}
         lowered = lower(module, places, inputs, rules(module.graph), table)
         tracing = private.tracing(private.TracingContext(mode))
@@ -233,7 +233,7 @@ def _compile(
             joint_graph_passes = private.optional("joint_graph_passes")
             if joint_graph_passes is not None:
                 needed = {} if plain else shortcuts.patterns(lowered.graph)
-                with private.V.set_fake_mode(mode), private.standing_in(needed):
+                with private.V.set_fake_mode(mode), private.replacing(needed):
                     joint_graph_passes(lowered)
             (output,) = lowered.graph.find_nodes(op="output")  # the strides of all results are kept
             output.meta["user_visible_output_idxs"] = list(range(len(output.args[0])))

@@ -93,7 +93,7 @@ def _matrix(operand: Any) -> Matrix:
 
 
 def _number(size: Any) -> int:
-    """Return a size of torch's compiler, of symbolic ones the stand-in's."""
+    """Return a size of torch's compiler, of symbolic ones the example size."""
     known = isinstance(size, int) or size.is_number
     return int(size if known else private.V.graph.sizevars.optimization_hint(size))
 

@@ -48,7 +48,7 @@ def settings() -> Mapping[str, Any]:
     return {"cpp_cache_precompile_headers": False} | ({"vec_isa_ok": True} if has_vectors() else {})
 
 
-def stand_ins() -> Mapping[str, Callable[..., Any]]:
+def replacements() -> Mapping[str, Callable[..., Any]]:
     cores = Cores()
     cores.idle()
 

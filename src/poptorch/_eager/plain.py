@@ -25,7 +25,7 @@ from .._capture import LOSS_FUNCTIONS, OverwriteContextManager, PythonState, Req
 from .._capture.replaced import changed
 from .._ir.operators import call_draws, generator_of
 from .._ops.autocast import around_user_code
-from .._ops.context import PlainRun, running_plainly
+from .._ops.context import EagerRun, running_eagerly
 from .draws import EagerDraws
 from .undoing import NoticedWrites, arguments_written, gradients_of, random_states
 
@@ -71,7 +71,7 @@ def run(
     tensors = {path: tied.tensor for path, tied in request.tensors.items()}
     everything = {id(each): each for each in (*tensors.values(), *before.tensors.values())}
     buffers = [tied.tensor for tied in request.tensors.values() if not tied.is_parameter]
-    writes, marked = NoticedWrites(everything.values(), buffers), PlainRun()
+    writes, marked = NoticedWrites(everything.values(), buffers), EagerRun()
     parameters = [each for each in everything.values() if each.is_leaf and each.requires_grad]
     with random_states():
         drawn = EagerDraws(before.generators)
@@ -79,7 +79,7 @@ def run(
             _restoring(writes, drawn),
             before.once_more(),
             gradients_of(parameters),
-            running_plainly(marked),
+            running_eagerly(marked),
             warnings.catch_warnings(),
             torch.inference_mode(False),
             torch.set_grad_enabled(request.training),
@@ -102,7 +102,7 @@ def run(
     return Results(outputs, gradients, state, drawn, attributes)
 
 
-def _backward(outputs: Sequence[torch.Tensor], loss: Loss, marked: PlainRun) -> None:
+def _backward(outputs: Sequence[torch.Tensor], loss: Loss, marked: EagerRun) -> None:
     value = outputs[loss.output] if loss.output is not None else marked.losses[loss.marked or 0]
     seed = loss.seed.to(value.dtype).expand(value.shape)
     torch.autograd.backward(value, seed)
@@ -208,7 +208,7 @@ def _watching() -> Callable[[NoticedWrites, EagerDraws], contextlib.AbstractCont
 class _marking(TorchFunctionMode):  # noqa: N801 (it is used as a function)
     """Record the values of torch's loss functions, as a capture does."""
 
-    def __init__(self, marked: PlainRun) -> None:
+    def __init__(self, marked: EagerRun) -> None:
         super().__init__()
         self._marked = marked
 

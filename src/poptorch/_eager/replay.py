@@ -11,7 +11,7 @@ from torch.fx.node import map_aggregate
 
 from .._ir.graph import Graph
 from .._ir.operators import draws, may_view
-from .._ops.context import PlainRun, running_plainly
+from .._ops.context import EagerRun, running_eagerly
 from ..backends.prepare import accept_strides
 from ..backends.stopwatch import OneByOne
 from .draws import EagerDraw, handed_over
@@ -49,7 +49,7 @@ def replay(
     interpreter = OneByOne(accept_strides(graph.copy().module), call)
     inputs = [values[slot.key] for slot in graph.inputs]
     as_recorded = torch.autocast("cpu", enabled=False)  # the graph contains the casts
-    with torch.no_grad(), running_plainly(PlainRun()), as_recorded:
+    with torch.no_grad(), running_eagerly(EagerRun()), as_recorded:
         results = interpreter.run(*inputs)
     return {slot.key: value for slot, value in zip(graph.outputs, results, strict=True)}
 

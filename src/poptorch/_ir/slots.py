@@ -49,7 +49,7 @@ class Slot:
     replicas: int = 1  # number of values on the device, one for each replica; 1 if all share one
     lanes: bool = False  # whether dimension 0 contains lanes, or, for state, the replicas
     # A name or expression for each dimension with a symbolic size, and "" for the others; () if all
-    # sizes are numbers. The shape is then the one for stand-ins: see ``symbolic``.
+    # sizes are numbers. The shape is then the one for example sizes: see ``symbolic``.
     symbols: tuple[str, ...] = ()
 
     @functools.cached_property

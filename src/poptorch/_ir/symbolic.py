@@ -5,9 +5,9 @@ operators and computes with them, so it runs with any sizes that satisfy its con
 what torch's ``ShapeEnv`` assumed while the shapes of all values were derived.
 
 Values on nodes and shapes of slots are plain numbers all the same, so that every room can read
-them. They are those for *stand-ins*, sizes that depend on the graph and its conditions alone. So
-no decision depends on which sizes came first. Two dimensions are equal for the stand-ins only if
-they are equal for all sizes: ``settle`` looks for stand-ins for which that is so.
+them. They are those for *example sizes*, which depend on the graph and its conditions alone, so
+that no decision depends on which sizes came first. ``settle`` chooses example sizes for which two
+dimensions are equal only if they are equal for all sizes.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _READING = {aten.sym_size.int, aten.sym_stride.int, aten.sym_numel.default}
 # By name of a symbol, another one that it follows, and at which distance: a mask is one longer than
 # the cache to which it belongs.
 Ties = Mapping[str, tuple[str, int]]
-_TRIALS = 8  # stand-ins for which shapes are derived
+_TRIALS = 8  # example sizes for which shapes are derived
 _MOST_TIED = 4  # symbols
 
 
@@ -129,7 +129,7 @@ def _fill_in_numbers(graph: Graph, sizes: Sizes) -> None:
             node.meta.pop("val", None)
 
 
-def stand_ins(inputs: Sequence[Slot]) -> Sizes:
+def example_sizes(inputs: Sequence[Slot]) -> Sizes:
     """Return the sizes for which a settled graph has values."""
     sizes = sizes_of(inputs, [slot.shape for slot in inputs])
     assert sizes is not None
@@ -216,14 +216,14 @@ def settle(
     symbols: Symbols,
     allowed: Callable[[Sizes], bool] = _all,
 ) -> Conditions:
-    """Give nodes the values that they have for stand-ins; return the graph's conditions.
+    """Give nodes the values that they have for example sizes; return the graph's conditions.
 
     Args:
         symbols: with which the graph was recorded.
-        allowed: tells whether sizes may be stand-ins.
+        allowed: returns whether these sizes may be the example sizes.
 
     Raises:
-        NotSymbolic: the graph fixes a size, or there are no stand-ins.
+        NotSymbolic: the graph fixes a size, or there are no example sizes.
     """
     if any(part is not module for part in module.modules() if isinstance(part, fx.GraphModule)):
         raise NotSymbolic("the program contains loops or branches")
@@ -248,7 +248,7 @@ def _drop_whole_slices(graph: fx.Graph) -> None:
 
 
 def _candidates(symbols: Symbols, conditions: Conditions) -> Iterator[tuple[dict[str, int], Ties]]:
-    """Yield stand-ins that satisfy conditions, those with the fewest ties first."""
+    """Yield example sizes that satisfy conditions, those with the fewest ties first."""
     derived = symbols.derived
     free = [name for name in symbols.sizes if name not in derived]
     for ties in sorted(_possible_ties(free, symbols.sizes), key=len):
@@ -345,7 +345,7 @@ def fill_in(module: fx.GraphModule, inputs: Sequence[torch.Tensor], symbols: Sym
 
 
 def hint(size: Any) -> int:
-    """Return a size for decisions that change no results: the stand-in's, if it is symbolic."""
+    """Return a size for decisions that change no results: the example size, if it is symbolic."""
     return int(size.node.hint) if isinstance(size, torch.SymInt) else int(size)
 
 
@@ -385,7 +385,7 @@ def _has_symbols(shape: Any) -> bool:
 
 
 def _is_distinct(graph: fx.Graph) -> bool:
-    """Whether no two sizes or strides are equal for the stand-ins and differ for others."""
+    """Whether no two sizes or strides are equal for the example sizes and differ for others."""
     meanings: dict[int, str] = {}
     for node in graph.nodes:
         shape, value = node.meta.get(SHAPE), node.meta.get("val")
@@ -407,7 +407,7 @@ def _is_distinct(graph: fx.Graph) -> bool:
     return True
 
 
-def with_stand_ins(slots: Sequence[Slot], nodes: Sequence[fx.Node]) -> tuple[Slot, ...]:
+def with_example_sizes(slots: Sequence[Slot], nodes: Sequence[fx.Node]) -> tuple[Slot, ...]:
     """Return slots with the shapes of the nodes that they describe.
 
     Inputs keep the names of their symbols; results get expressions.
@@ -425,22 +425,22 @@ def with_stand_ins(slots: Sequence[Slot], nodes: Sequence[fx.Node]) -> tuple[Slo
 def settled(
     graph: Graph, symbols: Symbols, allowed: Callable[[Sizes], bool] = _all
 ) -> tuple[Graph, Conditions]:
-    """Return a graph with stand-ins, and its conditions; see ``settle``."""
+    """Return a graph with example sizes, and its conditions; see ``settle``."""
     conditions = settle(graph.module, graph.inputs, symbols, allowed)
-    inputs = with_stand_ins(graph.inputs, graph.placeholders)
-    outputs = with_stand_ins(graph.outputs, graph.returned)
+    inputs = with_example_sizes(graph.inputs, graph.placeholders)
+    outputs = with_example_sizes(graph.outputs, graph.returned)
     if any(slot.is_state and slot.symbols for slot in outputs):
         raise NotSymbolic("the shape of a weight or buffer depends on a size")
     return replace(graph, inputs=inputs, outputs=outputs), conditions
 
 
-def with_other_stand_ins(graph: Graph, allowed: Callable[[Sizes], bool]) -> Graph:
-    """Return a graph with the first stand-ins that are allowed.
+def with_other_example_sizes(graph: Graph, allowed: Callable[[Sizes], bool]) -> Graph:
+    """Return a graph with the first example sizes that are allowed.
 
     Raises:
         NotSymbolic: there are none.
     """
-    copy, symbols = graph.copy(), Symbols(stand_ins(graph.inputs))
+    copy, symbols = graph.copy(), Symbols(example_sizes(graph.inputs))
     fill_in(copy.module, [symbols.tensor(slot) for slot in copy.inputs], symbols)
     return settled(copy, symbols, allowed)[0]
 

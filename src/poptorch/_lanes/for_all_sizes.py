@@ -10,7 +10,7 @@ from .._base import private
 from .._ir.conditions import Conditions
 from .._ir.graph import Graph
 from .._ir.loops import Lanes
-from .._ir.symbolic import NotSymbolic, Symbols, fill_in, settled, stand_ins
+from .._ir.symbolic import NotSymbolic, Symbols, example_sizes, fill_in, settled
 from .batched import NotVectorisable
 from .side_by_side import side_by_side
 
@@ -18,14 +18,14 @@ _NEEDED = ("sympy_interp", "PythonReferenceAnalysis")
 
 
 def for_all_sizes(graph: Graph, lanes: Lanes) -> tuple[Graph, Conditions]:
-    """Return the graph of several micro-batches, with stand-ins, and its conditions.
+    """Return the graph of several micro-batches, with example sizes, and its conditions.
 
     Raises:
         NotVectorisable: they cannot run side by side for all sizes.
     """
     if any(private.optional(name) is None for name in _NEEDED):
         raise NotVectorisable("their sizes are symbolic")
-    symbols, one = Symbols(stand_ins(graph.inputs)), graph.copy()
+    symbols, one = Symbols(example_sizes(graph.inputs)), graph.copy()
     fill_in(one.module, [symbols.tensor(slot) for slot in one.inputs], symbols)
     try:
         return settled(side_by_side(one, lanes), symbols)

@@ -123,24 +123,24 @@ def listening(capture: Capture | None) -> contextlib.AbstractContextManager[None
 
 
 @dataclass(eq=False)
-class PlainRun:
+class EagerRun:
     """A run of the model in eager PyTorch with which a captured program is compared."""
 
     losses: list[torch.Tensor] = field(default_factory=list)  # in the order of ``Capture.losses``
 
 
-_plain_run: ContextVar[PlainRun | None] = ContextVar("poptorch_plain_run", default=None)
+_eager_run: ContextVar[EagerRun | None] = ContextVar("poptorch_eager_run", default=None)
 
 
-def plain_run() -> PlainRun | None:
-    return _plain_run.get()
+def eager_run() -> EagerRun | None:
+    return _eager_run.get()
 
 
-def running_plainly(run: PlainRun) -> contextlib.AbstractContextManager[None]:
+def running_eagerly(run: EagerRun) -> contextlib.AbstractContextManager[None]:
     """Within the block, operators compute as outside of a model, but ``isRunningOnIpu``
     returns True.
     """
-    return holding(_plain_run, run)
+    return holding(_eager_run, run)
 
 
 Rules = tuple[tuple[str, ...], ...]

@@ -12,8 +12,8 @@ import torch
 from torch import fx
 
 from .._base import private
-from .._base.plainly import plainly
 from .._base.threads import one_at_a_time
+from .._base.user_modes import without_user_modes
 from .._ir.graph import Graph, copy_node, lazily
 from .optimizer_steps import BY_OPERATOR
 
@@ -156,7 +156,7 @@ def _resized(
         sizes = any(isinstance(each, list | tuple) for each in (*node.args, *node.kwargs.values()))
         if sizes or not isinstance(value, torch.Tensor) or value.shape not in ((), small):
             return None
-        with one_at_a_time(), plainly():
+        with one_at_a_time(), without_user_modes():
             values[node] = value.new_empty(shape) if value.shape else value
     return replace(operators, values=values)
 
@@ -177,7 +177,7 @@ def _traced(call: _Call) -> fx.Graph:
         )
 
     aggregate: Any = fx.node.map_aggregate
-    with one_at_a_time(), lazily(), plainly(), private.FakeTensorMode():
+    with one_at_a_time(), lazily(), without_user_modes(), private.FakeTensorMode():
         aggregate(call.args, fake)
         module: fx.GraphModule = private.traced(function, [inputs])
     module.graph.eliminate_dead_code()

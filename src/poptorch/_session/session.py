@@ -13,7 +13,7 @@ import torch
 from .. import _capture, _compile
 from .._base import interrupts, log, processes, source
 from .._base.errors import AssertionFailure, Error, described
-from .._base.plainly import on_host, plainly
+from .._base.user_modes import on_host, without_user_modes
 from .._ir.spec import Spec
 from .._ir.symbolic import NotSymbolic
 from .._residency import Event, locked
@@ -418,7 +418,7 @@ class Session:
         return variant
 
     def _go_on_with(self, variant: Specialization) -> None:
-        with interrupts.deferred(), plainly():
+        with interrupts.deferred(), without_user_modes():
             if self.optimizer is not None and not variant.reading.has_those_of(self.now.reading):
                 self.optimizer.detach()
                 self.optimizer.compiled(variant.task)
@@ -433,7 +433,7 @@ class Session:
         )
         variant = self._new_variant(self.now, arguments)
         assert self.optimizer is not None
-        with interrupts.deferred(), plainly():
+        with interrupts.deferred(), without_user_modes():
             self.optimizer.detach()
             self.optimizer.compiled(variant.task)
             self._move(variant, restored=False)
@@ -538,7 +538,7 @@ class Session:
         self._chips.acquire(now.spec, now.compiled.plan.layout.reserved)
         weights = self.weights
         has_agreed = weights.has_agreed or not now.spec.runs_together
-        with interrupts.deferred(), plainly(), contextlib.ExitStack() as undo:
+        with interrupts.deferred(), without_user_modes(), contextlib.ExitStack() as undo:
             undo.callback(weights.device.clear)
             store = StateStore(now.compiled, now.reading, weights.device, agreed=has_agreed)
             for key, value in (self.kept or {}).items():
@@ -568,7 +568,7 @@ class Session:
 
     def _detach(self, local_only: bool = False) -> None:
         # The garbage collector may call this while another model is captured.
-        with interrupts.deferred(), plainly():
+        with interrupts.deferred(), without_user_modes():
             store = self.weights.store
             if store is not None:
                 self.weights.save(local_only)
@@ -612,7 +612,7 @@ class Session:
     # Optimizer, random numbers, state.
 
     @locked
-    @plainly()
+    @without_user_modes()
     def set_optimizer(self, optimizer: torch.optim.Optimizer, relaxed: bool = False) -> None:
         """Use another optimizer, or the same one with other values, and write the values to the
         device.
@@ -629,7 +629,7 @@ class Session:
         self.optimizer.adopt(optimizer, paths, relaxed)
 
     @locked
-    @plainly()
+    @without_user_modes()
     def state_to_save(self) -> Mapping[str, torch.Tensor]:
         """Return state without a host tensor, by key: from the device, or what was kept.
 
@@ -650,14 +650,14 @@ class Session:
     @property
     def rng_state(self) -> list[int] | None:
         """The random state of the device, or the state that is kept for the device."""
-        with self.lock(), plainly():
+        with self.lock(), without_user_modes():
             self.programs.require_one()
             store = self.weights.store
             return self.random.get(store.state if store is not None else None)
 
     @rng_state.setter
     def rng_state(self, state: Sequence[int] | None) -> None:
-        with self.lock(), plainly():
+        with self.lock(), without_user_modes():
             self.programs.require_one()
             store = self.weights.store
             self.random.set(state, store.state if store is not None else None)

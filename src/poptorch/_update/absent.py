@@ -18,23 +18,23 @@ ABSENT = "absent"  # role of sources
 
 
 class Absent(NamedTuple):
-    """A stand-in without values, and its identifier before the step."""
+    """A tensor without values, and its identifier before the step."""
 
     name: str
-    stand_in: Tensor
+    tensor: Tensor
     before: Identifier
 
 
-def enter(origins: Origins, stand_in: Tensor, path: str) -> Absent:
-    """Let a stand-in be an input of the step, to find out whether the step uses it."""
-    name = f"'{path}'" if path else f"a frozen parameter of shape {tuple(stand_in.shape)}"
-    origins.enter(stand_in, f"{ABSENT} {name}", (ABSENT, name))
-    return Absent(name, stand_in, origins.identifier(stand_in))
+def enter(origins: Origins, tensor: Tensor, path: str) -> Absent:
+    """Make a tensor without values an input of the step, to find out whether the step uses it."""
+    name = f"'{path}'" if path else f"a frozen parameter of shape {tuple(tensor.shape)}"
+    origins.enter(tensor, f"{ABSENT} {name}", (ABSENT, name))
+    return Absent(name, tensor, origins.identifier(tensor))
 
 
 def check_unchanged(origins: Origins, absent: Sequence[Absent]) -> None:
     for each in absent:
-        if origins.identifier(each.stand_in) != each.before:
+        if origins.identifier(each.tensor) != each.before:
             raise _refused(f"{each.name} is changed")
 
 

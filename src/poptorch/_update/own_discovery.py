@@ -254,7 +254,7 @@ class _Discovery:
         self._check_owned(run)
         self._note_views(run)
         results: Results = {
-            path: {f"weight:{path}": weight} for path, weight in run.stand_ins.items()
+            path: {f"weight:{path}": weight} for path, weight in run.traced_params.items()
         }
         for path, entry in run.states():
             self._take(path, dict(entry), results)

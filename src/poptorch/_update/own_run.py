@@ -180,10 +180,10 @@ class StepRun:
         """
         self._own, self._inputs, self._first = own, inputs, first
         self._put, self._read = put, read
-        self.stand_ins: dict[str, Tensor] = {}
+        self.traced_params: dict[str, Tensor] = {}
         self.absent: list[Absent] = []
         self._paths: dict[int, str] = {}
-        self._hosts = inputs.hosts  # stand-ins by identity of the user's parameters
+        self._hosts = inputs.hosts  # traced parameters by identity of the user's
         self._hosts.clear()
         self.groups: list[_Group] = []
         self.objects: list[Any] = []
@@ -192,7 +192,7 @@ class StepRun:
 
     def step(self) -> None:
         with unobserved():
-            made = [[*map(self._stand_in, group.params)] for group in self._own.groups]
+            made = [[*map(self._traced_param, group.params)] for group in self._own.groups]
         for at, group in enumerate(self._own.groups):
             self.groups.append(self._group(at, group, made[at]))
         for number, optimizer in enumerate(self._own.optimizers):
@@ -208,7 +208,7 @@ class StepRun:
             name: substituted(value, name, functools.partial(self._given, owner))
             for name, value in group.values.items()
         }
-        values = {name: self._with_stand_ins(value) for name, value in values.items()}
+        values = {name: self._with_traced_params(value) for name, value in values.items()}
         values |= self._added(owner, values)
         self.given[owner] = _copied(values)
         values["params"] = params
@@ -242,7 +242,7 @@ class StepRun:
             return torch.full(value.shape, number, dtype=value.dtype)
         return int(number) if value.number == "int" else number
 
-    def _stand_in(self, param: OwnParam) -> Tensor:
+    def _traced_param(self, param: OwnParam) -> Tensor:
         value = self._inputs.weights.get(param.path) if param.path else None
         if value is None:
             value = torch.empty(param.shape, dtype=param.dtype)
@@ -252,7 +252,7 @@ class StepRun:
         )
         if param.path in self._inputs.gradients:
             made.grad = self._inputs.gradients[param.path]
-            self.stand_ins[param.path] = made
+            self.traced_params[param.path] = made
         if param.path not in self._inputs.weights and self._inputs.origins is not None:
             self.absent.append(enter_absent(self._inputs.origins, made, param.path))
         self._paths[id(made)] = param.path
@@ -271,20 +271,24 @@ class StepRun:
                 if isinstance(value, Tensor) and not isinstance(value, nn.Parameter)
             }
 
-    def _with_stand_ins(self, value: Any) -> Any:
-        """Return nested values with stand-ins instead of parameters, and of their identities."""
+    def _with_traced_params(self, value: Any) -> Any:
+        """Return nested values with traced parameters instead of the user's, and with their ``id``
+        instead of those of the user's.
+        """
         if isinstance(value, Tensor):
             return self._hosts.get(id(value), value)
         if type(value) is int:
             return id(self._hosts[value]) if value in self._hosts else value
         if isinstance(value, dict):
-            pairs = [(self._with_stand_ins(k), self._with_stand_ins(v)) for k, v in value.items()]
+            pairs = [
+                (self._with_traced_params(k), self._with_traced_params(v)) for k, v in value.items()
+            ]
             made = copy.copy(value)
             made.clear()
             made.update(pairs)
             return made
         if type(value) in (list, tuple, set, frozenset):
-            return type(value)(map(self._with_stand_ins, value))
+            return type(value)(map(self._with_traced_params, value))
         return value
 
     def _object(self, number: int, optimizer: OwnOptimizer) -> Any:
@@ -295,7 +299,7 @@ class StepRun:
             name: substituted(value, name, functools.partial(self._given, owner))
             for name, value in optimizer.attributes.items()
         }
-        given = {name: self._with_stand_ins(value) for name, value in given.items()}
+        given = {name: self._with_traced_params(value) for name, value in given.items()}
         given |= self._added(owner, given)
         self.given[owner] = _copied(given)
         made.__dict__.update(given)
@@ -304,10 +308,10 @@ class StepRun:
         for param in (p for at in optimizer.groups for p in self._own.groups[at].params):
             layout = self._own.layouts.get(param.path) if param.path else None
             known = optimizer.state.get(param.path) if self._first else layout
-            if known and param.path in self.stand_ins:
+            if known and param.path in self.traced_params:
                 give = functools.partial(self._given, param.path)
                 entry = substituted(known, "", give)
-                dict.__setitem__(made.state, self.stand_ins[param.path], entry)
+                dict.__setitem__(made.state, self.traced_params[param.path], entry)
         return made
 
     def _new_entry(self, key: Any) -> dict[Any, Any]:
@@ -337,7 +341,7 @@ class StepRun:
     def views(self) -> Views:
         """Return which tensors share memory after the step."""
         held = {(owner, n): v for owner, values in self.owned() for n, v in flat(values).items()}
-        held |= {(path, WEIGHT): weight for path, weight in self.stand_ins.items()}
+        held |= {(path, WEIGHT): weight for path, weight in self.traced_params.items()}
         for path, entry in self.states():
             held |= {(path, name): value for name, value in flat(dict(entry)).items()}
         return views_among(

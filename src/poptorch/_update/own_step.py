@@ -104,7 +104,7 @@ class _Update:
         check_unchanged(self.origins, run.absent)
         results: Results = {COMMON: {}}
         for slot in self.weights:
-            results[slot.path] = {slot.key: run.stand_ins[slot.path].detach()}
+            results[slot.path] = {slot.key: run.traced_params[slot.path].detach()}
         by_place = {each.place: each.slot for each in self.kept}
         for owner, values in (*run.states(), *run.owned()):
             for name, value in flat(dict(values)).items():

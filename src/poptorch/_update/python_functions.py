@@ -69,15 +69,15 @@ def _extreme(usual: Callable[..., Any], ours: Callable[[Any, Any], Any]) -> Call
 @contextlib.contextmanager
 def numbers_functions() -> Iterator[None]:
     """Make functions of ``math``, ``min`` and ``max`` accept tensors that represent numbers."""
-    stand_ins: list[tuple[Any, str, Callable[..., Any]]] = [
+    replacements: list[tuple[Any, str, Callable[..., Any]]] = [
         (math, name, _of_tensors(getattr(math, name), ours)) for name, ours in _MATH.items()
     ]
-    stand_ins.append((math, "pow", _of_tensors(math.pow, _power)))
-    stand_ins.append((builtins, "min", _extreme(min, _least)))
-    stand_ins.append((builtins, "max", _extreme(max, _most)))
-    before = [(owner, name, getattr(owner, name)) for owner, name, _ in stand_ins]
+    replacements.append((math, "pow", _of_tensors(math.pow, _power)))
+    replacements.append((builtins, "min", _extreme(min, _least)))
+    replacements.append((builtins, "max", _extreme(max, _most)))
+    before = [(owner, name, getattr(owner, name)) for owner, name, _ in replacements]
     try:
-        for owner, name, ours in stand_ins:
+        for owner, name, ours in replacements:
             setattr(owner, name, ours)
         yield
     finally:

@@ -39,20 +39,20 @@ def _without_functions() -> Callable[[], contextlib.AbstractContextManager[None]
 
 
 def is_number(value: Any) -> bool:
-    return isinstance(value, Tensor) and getattr(value, "stands_for_a_number", False)
+    return isinstance(value, Tensor) and getattr(value, "represents_number", False)
 
 
 def as_number(tensor: Tensor, whole: bool = False) -> Tensor:
     """Mark a tensor. ``whole``: it stands for an ``int``, and otherwise for a ``float``."""
-    tensor.stands_for_a_number = True  # type: ignore[attr-defined]
-    tensor.stands_for_an_int = whole  # type: ignore[attr-defined]
+    tensor.represents_number = True  # type: ignore[attr-defined]
+    tensor.represents_int = whole  # type: ignore[attr-defined]
     return tensor
 
 
 def is_whole(value: Any) -> bool:
     """Return whether a value is an ``int``, or stands for one."""
     if isinstance(value, Tensor):
-        return is_number(value) and bool(value.stands_for_an_int)  # type: ignore[attr-defined]
+        return is_number(value) and bool(value.represents_int)  # type: ignore[attr-defined]
     return isinstance(value, int) and not isinstance(value, bool)
 
 

@@ -85,7 +85,7 @@ class Calls:
         text: str,
         check: Callable[..., None] | None = None,  # checks the arguments while the step runs
     ) -> Callable[..., Later]:
-        """Return a stand-in for ``function`` that records its calls and adds their tensors to the
+        """Return a function that records calls of ``function`` and adds their tensors to the
         results.
         """
 

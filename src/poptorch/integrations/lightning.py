@@ -257,13 +257,13 @@ class _Step(nn.Module):
         self, batch: Any, index: torch.Tensor | None = None, *rest: Any
     ) -> tuple[Any, Results]:
         module, results = self.module, Results()
-        stand_ins: dict[str, Any] = {"log": _checked, "log_dict": _checked_dict}
+        checks: dict[str, Any] = {"log": _checked, "log_dict": _checked_dict}
 
         def of_metric(metric: Any, name: str) -> Any:
             method = metric if name == "forward" else object.__getattribute__(metric, name)
             return self._calls.keep(results, method, f"{type(metric).__name__}.{name}")
 
-        for name, check in stand_ins.items():
+        for name, check in checks.items():
             log = self._weighted(getattr(module, name))
             keep = self._calls.keep(results, log, f"self.{name}", check)
             object.__setattr__(module, name, keep)
@@ -272,7 +272,7 @@ class _Step(nn.Module):
             with intercepted(of_metric):
                 return getattr(module, self._name)(batch, *numbers), results
         finally:
-            for name in stand_ins:
+            for name in checks:
                 object.__delattr__(module, name)
 
 

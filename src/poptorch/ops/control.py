@@ -9,7 +9,7 @@ import torch
 
 from .._base.errors import InvalidValue
 from .._ops import effects
-from .._ops.context import Capture, listener, plain_run
+from .._ops.context import Capture, eager_run, listener
 from . import check
 from .check import describe, kinds_of
 
@@ -100,7 +100,7 @@ def cond(
         body, inputs = (then_body, then_inps) if condition else (else_body, else_inps)
         results = _as_list(body(*(tensor.clone() for tensor in inputs)))
         # this run is compared with a program, so its results need the shapes of the program
-        if plain_run() is not None and condition:
+        if eager_run() is not None and condition:
             expected = [other.shape for other in _as_list(else_body(*else_inps))]
             results = [each.reshape(shape) for each, shape in zip(results, expected, strict=True)]
         return results

@@ -16,7 +16,7 @@ from .._base import terminal
 from .._base.errors import Error, InvalidKey
 from .._base.keywords import also_called
 from .._ops import identities
-from .._ops.context import listener, plain_run
+from .._ops.context import eager_run, listener
 from .._ops.effects import define_effect
 from . import check
 
@@ -113,7 +113,7 @@ def isRunningOnIpu() -> bool:
 
     Source: PopTorch user guide, "Features".
     """
-    return listener() is not None or plain_run() is not None
+    return listener() is not None or eager_run() is not None
 
 
 FLOAT_FORMATS = ("auto", "fixed", "scientific", "none")
@@ -217,7 +217,7 @@ def _print(
     x: torch.Tensor, title: str, gradient_title: str, layout: str, after: list[torch.Tensor]
 ) -> torch.Tensor:
     # Print nothing during a capture on real tensors, or in a run that is compared with the program.
-    if listener() is None and plain_run() is None:
+    if listener() is None and eager_run() is None:
         how = PrintFormat(*json.loads(unquote(layout)))
         terminal.write_line(tensor_text(title, x, how))
     return x.clone()

@@ -10,7 +10,7 @@ import torch
 from .._base import source, trees
 from .._base.errors import AssertionFailure, InvalidValue
 from .._base.keywords import also_called
-from .._ops.context import listener, plain_run
+from .._ops.context import eager_run, listener
 from .._ops.identities import Hint, hint
 from ..enums import OverlapMode
 from . import check
@@ -157,7 +157,7 @@ def identity_loss(x: torch.Tensor, reduction: str = "none") -> torch.Tensor:
     capture = listener()
     if capture is not None:
         capture.mark_loss(loss, "identity_loss")
-    plain = plain_run()
+    plain = eager_run()
     if plain is not None:
         plain.losses.append(loss)
     return loss

@@ -49,8 +49,8 @@ def address(tensor: torch.Tensor) -> int:
 
 
 def path_of(tensor: torch.Tensor, paths: Mapping[int, str]) -> str | None:
-    """Return the path of a parameter. Parameters are compared by identity, and stand-ins for them
-    by address.
+    """Return the path of a parameter. Parameters are compared by identity, and tensors that
+    replace them by address.
     """
     return paths.get(id(tensor)) or paths.get(unwatched(address, tensor))
 

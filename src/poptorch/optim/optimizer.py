@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from .._base.errors import AssertionFailure, StateError
-from .._base.plainly import plainly
+from .._base.user_modes import without_user_modes
 from .arguments import pair_of_betas
 
 _KEYS = ("ipu_state", "ipu_param")
@@ -85,7 +85,7 @@ class DeviceState:
         link = self._link
         if link is None or not self.host_state_is_dirty:
             return
-        with link.lock(), plainly():
+        with link.lock(), without_user_modes():
             if self.host_state_is_dirty:
                 self._read_from(link)
                 self.host_state_is_dirty = False

@@ -15,7 +15,7 @@ from torch import nn
 from ... import _capture, _compile
 from ..._base import log
 from ..._base.errors import Error
-from ..._base.plainly import plainly, written_to
+from ..._base.user_modes import without_user_modes, written_to
 from ...optim import KINDS
 from ...optim.arguments import LARGEST
 from ...optim.freeze_optimizer import freeze
@@ -28,7 +28,7 @@ from .saved_model import CODE, DEVICE, MODEL, Saved, attributes, shapes_of
 _NUMBERS = {name for kind in KINDS for name in ("betas", *kind.hypers)}
 
 
-@plainly()
+@without_user_modes()
 def fill(
     saved: Saved, model: nn.Module, optimizer: torch.optim.Optimizer | None, loss: object | None
 ) -> Callable[[], None]:
@@ -80,7 +80,7 @@ def _put(
     stored: Mapping[str, torch.Tensor],
     values: Sequence[tuple[dict[str, Any], dict[str, Any]]],
 ) -> None:
-    with plainly():
+    with without_user_modes():
         for path, tied in tensors.items():
             with written_to(tied.tensor):
                 tied.tensor.copy_(stored[path])
@@ -220,7 +220,7 @@ def resume(session: Session, saved: Saved, whole: bool) -> None:
     arguments = _arguments(session, saved.arguments)
     try:
         # this is not a call by the user, whose modes of torch would matter
-        with plainly(), torch.enable_grad():
+        with without_user_modes(), torch.enable_grad():
             session.compile(arguments, background=True, placeholders=True)
     except Error:
         raise

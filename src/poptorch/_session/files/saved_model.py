@@ -29,7 +29,7 @@ from ..._base import archive, json_codec, keyed, log, safe_files
 from ..._base.archive import InvalidFile
 from ..._base.errors import AssertionFailure, Error
 from ..._base.json_codec import Json
-from ..._base.plainly import plainly
+from ..._base.user_modes import without_user_modes
 from .. import guards
 from ..programs import Specialization
 from ..session import Session
@@ -127,7 +127,7 @@ def _digests(parts: Mapping[str, bytes]) -> bytes:
     return json.dumps(digests, sort_keys=True).encode()
 
 
-@plainly()
+@without_user_modes()
 def packed(
     session: Session, objects: Objects | None, options: str, with_random: bool, pickled: bool = True
 ) -> dict[str, bytes] | None:

@@ -16,7 +16,7 @@ import torch
 from ... import optim
 from ..._base import log
 from ..._base.errors import Error
-from ..._base.plainly import plainly
+from ..._base.user_modes import without_user_modes
 from ..._compile import agreement
 from ..._eager import EagerOptimizer
 from ..._ir.own_step import StepHooks
@@ -278,7 +278,7 @@ class SessionOptimizer:
     def _take_loaded(self) -> None:
         if self._state.ipu_state_is_dirty:
             before = self._values
-            with plainly():
+            with without_user_modes():
                 self._upload(with_values=True)
                 self._note_loaded()
             self._untold |= self._values != before

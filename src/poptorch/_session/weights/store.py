@@ -10,7 +10,7 @@ import torch
 from ... import _job
 from ..._base import log
 from ..._base.errors import Error
-from ..._base.plainly import plainly, written_to
+from ..._base.user_modes import without_user_modes, written_to
 from ..._capture import ModelTensor, tensors_of, without_data
 from ..._compile import CompiledModel, agreement
 from ..._ir import verify
@@ -257,7 +257,7 @@ class StateStore:
         self._send(event, known)
 
     def _send(self, event: Event, hosts: Tensors) -> None:
-        with plainly():
+        with without_user_modes():
             unwatched(self._write_from, hosts)
             self._moved(event, hosts)
 
@@ -332,7 +332,7 @@ class StateStore:
         the model.
         """
         due, hosts, lost = {*self._device.due(event, paths)}, {}, []
-        with plainly():
+        with without_user_modes():
             for key, slot in self._slots.items():
                 if slot.path not in due:
                     continue
@@ -369,7 +369,7 @@ class StateStore:
         tensors = tensors_of(self._reading.module)
         slots = ((key, self._slots[key]) for key in self._common())
         hosts = {key: tensors[slot.path].tensor for key, slot in slots if slot.path in tensors}
-        with plainly():
+        with without_user_modes():
             return agreement.digests(hosts)
 
     # Another program of the same model.

@@ -23,7 +23,7 @@ On = Callable[[], contextlib.AbstractContextManager[None]]
 
 
 @contextlib.contextmanager
-def watched(held: Held, on: On) -> Iterator[None]:
+def passing_traced_tensors(held: Held, on: On) -> Iterator[None]:
     """Intercept these parts within the block.
 
     ``on`` makes the context for user code that a backward pass in ``forward`` calls.
@@ -39,23 +39,23 @@ def watched(held: Held, on: On) -> Iterator[None]:
     def batched(usual: Any, flat_in_dims: Any, flat_args: Any, *rest: Any) -> Any:
         return usual(flat_in_dims, held.traced(list(flat_args)), *rest)
 
-    stand_ins = {
+    replacements = {
         "engine_run_backward": _only_in_this_thread(backward),
         "wrap_tensor_for_grad": _only_in_this_thread(wrapped),
         "create_batched_inputs": _only_in_this_thread(batched),
     }
-    with changed(list(_changes(held))), private.standing_in(stand_ins):
+    with changed(list(_changes(held))), private.replacing(replacements):
         yield
 
 
-def _only_in_this_thread(stand_in: Callable[..., Any]) -> Callable[..., Any]:
+def _only_in_this_thread(replacement: Callable[..., Any]) -> Callable[..., Any]:
     thread = threading.get_ident()
 
-    @functools.wraps(stand_in)
+    @functools.wraps(replacement)
     def chosen(usual: Any, *args: Any, **named: Any) -> Any:
         if threading.get_ident() != thread:
             return usual(*args, **named)
-        return stand_in(usual, *args, **named)
+        return replacement(usual, *args, **named)
 
     return chosen
 

@@ -1,4 +1,4 @@
-"""Work on the library's own tensors independently of the torch modes that the user's code has set.
+"""Work on the library's own tensors without the torch modes that the user's code has set.
 
 A tensor made under ``torch.inference_mode()`` cannot be written later, one made under
 ``torch.device("meta")`` has no values, and a recording mode would record our copies.
@@ -15,7 +15,7 @@ from . import private
 
 
 @contextlib.contextmanager
-def plainly() -> Iterator[None]:
+def without_user_modes() -> Iterator[None]:
     """Within the block, tensors are ordinary host tensors, and no mode records operators."""
     outside = private.optional("disable_current_modes") or contextlib.nullcontext
     with outside(), torch.inference_mode(False), torch.no_grad(), on_host():
