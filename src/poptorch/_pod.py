@@ -51,10 +51,10 @@ class Lease:
     """
 
     def __init__(
-        self, device_id: int | None, chips: tuple[int, ...], give_back: Callable[[], None]
+        self, device_id: int | None, chips: tuple[int, ...], release: Callable[[], None]
     ) -> None:
         self.device_id, self.chips = device_id, chips
-        self._finish = weakref.finalize(self, give_back)
+        self._finish = weakref.finalize(self, release)
 
     def release(self) -> None:
         self._finish()

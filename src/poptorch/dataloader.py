@@ -23,7 +23,7 @@ from ._base.errors import AssertionFailure, Error, InvalidType, InvalidValue
 from ._data import arrangement, notices
 from ._data.combining import Grouped, TensorBatches, indexable, join
 from ._data.consumer import Consumer
-from ._data.sharding import DataShard, InTurn, permutation, shard_range
+from ._data.sharding import DataShard, Interleaved, permutation, shard_range
 from ._data.worker import LoaderSettings
 from ._ir.loops import Loops
 from .enums import DataLoaderMode, SharingStrategy
@@ -252,7 +252,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         each = options.Distributed._each
         if each > 1 and (plan.drop_last or not samples % (plan.combined * processes)):
             steps = options.device_iterations * options.Training.gradient_accumulation
-            part = InTurn(part, each, plan.combined // (steps * each))
+            part = Interleaved(part, each, plan.combined // (steps * each))
         if shuffles:
             if not options.exists("random_seed"):
                 raise AssertionFailure(

@@ -40,7 +40,7 @@ class _Incoming:
 
 
 @dataclass
-class _Met:
+class _SampledNodes:
     """The sampled nodes of one type, in order. With disjoint trees, each has the number of
     its seed.
     """
@@ -110,7 +110,7 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]
                 self._edges[kind].time = self._times[source][self._edges[kind].source]
 
     def sample_from_nodes(self, index: NodeSamplerInput, **kwargs: Any) -> Any:
-        met = {kind: _Met(count) for kind, count in self._counts.items()}
+        met = {kind: _SampledNodes(count) for kind, count in self._counts.items()}
         seeds = torch.arange(len(index.node)) if self._disjoint else 0
         met[index.input_type].keys = index.node + seeds * met[index.input_type].size
         fronts = {kind: each.keys for kind, each in met.items()}
@@ -199,7 +199,7 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]
         place = torch.arange(len(owner)) - before[owner[order]]
         return order[place < fanout].sort().values
 
-    def _output(self, met: Mapping[Any, _Met], drawn: Mapping[Any, Any]) -> Any:
+    def _output(self, met: Mapping[Any, _SampledNodes], drawn: Mapping[Any, Any]) -> Any:
         split = {kind: each.split() for kind, each in met.items()}
         nodes = {kind: found for kind, (found, _) in split.items()}
         batch = {kind: seeds for kind, (_, seeds) in split.items()} if self._disjoint else None
@@ -219,7 +219,7 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]
                              batch and batch[None], hop_nodes[None], per_hop[None])  # fmt: skip
 
     def _between(
-        self, edges: _Incoming, source: _Met, target: _Met
+        self, edges: _Incoming, source: _SampledNodes, target: _SampledNodes
     ) -> tuple[Tensor, Tensor, Tensor]:
         nodes, seeds = target.split()
         slots, owner = edges.of(nodes)

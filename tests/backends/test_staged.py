@@ -24,7 +24,7 @@ from poptorch._ir.plan import Plan
 from poptorch.backends import chips as chips_module
 from poptorch.backends import staged as staged_module
 from poptorch.backends.chips import Device, NotOnChip, devices, synchronise
-from poptorch.backends.prepare import at_home
+from poptorch.backends.prepare import for_device
 
 WIDTH = 3
 KINDS = ("product", "gate", "table", "both")
@@ -255,7 +255,7 @@ def test_without_devices_chips_are_the_hosts_memory(monkeypatch: pytest.MonkeyPa
     assert devices(3) == [Device(torch.device("cpu"))] * 3
     synchronise(devices(3))
     module = torch.fx.symbolic_trace(torch.nn.Linear(2, 2))
-    assert at_home(module, torch.device("cpu")) is module
+    assert for_device(module, torch.device("cpu")) is module
 
 
 class _Computed(torch.utils._python_dispatch.TorchDispatchMode):
@@ -284,7 +284,7 @@ def test_parts_compute_on_the_device_of_their_chip(monkeypatch: pytest.MonkeyPat
     meta = torch.device("meta")
     monkeypatch.setattr(staged_module, "devices", lambda n: [Device(meta)] * n)
     # There is no data to give back.
-    monkeypatch.setattr(chips_module.Replica, "give_back", lambda self, state: None)
+    monkeypatch.setattr(chips_module.Replica, "copy_to_state", lambda self, state: None)
     seen: dict[Direction, set[str]] = {}
     compute = chips_module.Replica._compute
 

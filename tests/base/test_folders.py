@@ -9,7 +9,7 @@ import pytest
 
 from helpers import users
 from poptorch._base import env, folders
-from poptorch._base.folders import is_own, trouble
+from poptorch._base.folders import is_own, problem_with
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +34,7 @@ def shared(tmp_path: Path) -> Path:
 def test_a_folder_is_made_for_the_user_alone(tmp_path: Path) -> None:
     folder = tmp_path / "a" / "b"
 
-    assert trouble(folder) is None
+    assert problem_with(folder) is None
     assert folder.stat().st_mode & 0o777 == 0o700
 
 
@@ -44,21 +44,21 @@ def test_a_folder_below_one_that_others_can_write_to_is_refused(mode: int, tmp_p
     (open_to_all / "between").mkdir(parents=True)
     open_to_all.chmod(mode)
 
-    assert trouble(open_to_all / "between" / "own") == (
+    assert problem_with(open_to_all / "between" / "own") == (
         f"other users can write to {open_to_all} (chmod go-w)"
     )
     assert not (open_to_all / "between" / "own").exists()
 
 
 def test_a_folder_in_a_shared_one_that_keeps_names_is_taken(shared: Path) -> None:
-    assert trouble(shared / "own") is None
+    assert problem_with(shared / "own") is None
 
 
 def test_a_folder_that_is_reached_by_own_links_is_taken(tmp_path: Path) -> None:
     (tmp_path / "disk").mkdir()
     (tmp_path / "link").symlink_to("disk")
 
-    assert trouble(tmp_path / "link" / "code") is None
+    assert problem_with(tmp_path / "link" / "code") is None
     assert (tmp_path / "disk" / "code").is_dir()
 
 
@@ -68,7 +68,7 @@ def test_where_a_link_leads_is_judged_too(tmp_path: Path) -> None:
     open_to_all.chmod(0o777)
     (tmp_path / "link").symlink_to("open/../open/code")
 
-    assert trouble(tmp_path / "link") == f"other users can write to {open_to_all} (chmod go-w)"
+    assert problem_with(tmp_path / "link") == f"other users can write to {open_to_all} (chmod go-w)"
 
 
 def test_two_dots_behind_a_link_lead_to_the_parent_of_its_target(tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_two_dots_behind_a_link_lead_to_the_parent_of_its_target(tmp_path: Path)
     open_to_all.chmod(0o777)
     (tmp_path / "link").symlink_to("open/inner")
 
-    refused = trouble(tmp_path / "link" / ".." / "code")
+    refused = problem_with(tmp_path / "link" / ".." / "code")
 
     assert refused == f"other users can write to {open_to_all} (chmod go-w)"
 
@@ -87,7 +87,7 @@ def test_links_in_a_circle_are_trouble(tmp_path: Path) -> None:
     (tmp_path / "one").symlink_to("two")
     (tmp_path / "two").symlink_to("one")
 
-    assert "leads nowhere" in str(trouble(tmp_path / "one" / "code"))
+    assert "leads nowhere" in str(problem_with(tmp_path / "one" / "code"))
 
 
 def test_a_folder_of_torchs_variable_below_an_open_one_is_not_used(
@@ -126,8 +126,8 @@ def test_the_link_of_another_user_is_not_followed(shared: Path, tmp_path: Path) 
     """It leads to a folder of the user now, and elsewhere as soon as that has been looked at."""
     users.run("import os, sys; os.symlink(*sys.argv[1:])", str(tmp_path), str(shared / "code"))
 
-    assert trouble(shared / "code") == f"{shared / 'code'} is a link of another user"
-    assert trouble(shared / "code" / "poptorch") == trouble(shared / "code")
+    assert problem_with(shared / "code") == f"{shared / 'code'} is a link of another user"
+    assert problem_with(shared / "code" / "poptorch") == problem_with(shared / "code")
 
 
 @pytest.mark.slow
@@ -135,8 +135,8 @@ def test_the_folder_of_another_user_is_not_used(shared: Path) -> None:
     code = "import os, sys; os.mkdir(sys.argv[1]); os.chmod(sys.argv[1], 0o777)"
     users.run(code, str(shared / "theirs"))
 
-    assert trouble(shared / "theirs") == "it belongs to another user"
-    assert trouble(shared / "theirs" / "own") == f"{shared / 'theirs'} belongs to another user"
+    assert problem_with(shared / "theirs") == "it belongs to another user"
+    assert problem_with(shared / "theirs" / "own") == f"{shared / 'theirs'} belongs to another user"
     assert not (shared / "theirs" / "own").exists()
 
 

@@ -75,7 +75,7 @@ DROPS = [dropped_by_a_callback, dropped_by_code_that_goes_on, dropped_again_and_
 def test_an_interrupt_that_was_dropped_is_raised_again_before_the_block_ends(
     drop: Callable[[], None],
 ) -> None:
-    with pytest.raises(KeyboardInterrupt), interrupts.insisting():
+    with pytest.raises(KeyboardInterrupt), interrupts.delivering():
         drop()
         forever()
 
@@ -86,7 +86,7 @@ def test_an_interrupt_that_was_dropped_is_raised_at_the_latest_when_the_block_en
     drop: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(interrupts, "_AGAIN", 100.0 if drop is not DROPS[2] else 0.01)
-    with pytest.raises(KeyboardInterrupt), interrupts.insisting():
+    with pytest.raises(KeyboardInterrupt), interrupts.delivering():
         drop()
 
 
@@ -97,7 +97,7 @@ def test_an_interrupt_that_was_turned_into_another_error_is_raised_as_an_interru
         except BaseException as error:
             raise RuntimeError("the compiler failed") from error
 
-    with pytest.raises(KeyboardInterrupt), interrupts.insisting():
+    with pytest.raises(KeyboardInterrupt), interrupts.delivering():
         compile_something()
 
 
@@ -109,7 +109,7 @@ def test_an_exception_of_a_scripts_handler_is_raised_unchanged() -> None:
 
     before = signal.signal(signal.SIGALRM, handle)
     try:
-        with pytest.raises(AlarmError) as caught, interrupts.insisting():
+        with pytest.raises(AlarmError) as caught, interrupts.delivering():
             try:
                 signal.raise_signal(signal.SIGALRM)
             except BaseException:
@@ -123,7 +123,7 @@ def test_a_handler_that_raises_nothing_is_called_once_for_each_signal() -> None:
     called: list[int] = []
     before = signal.signal(signal.SIGINT, lambda number, frame: called.append(number))
     try:
-        with interrupts.insisting():
+        with interrupts.delivering():
             press()
             press()
     finally:
@@ -133,20 +133,20 @@ def test_a_handler_that_raises_nothing_is_called_once_for_each_signal() -> None:
 
 
 def test_after_the_block_nothing_is_raised_any_more() -> None:
-    with pytest.raises(KeyboardInterrupt), interrupts.insisting():
+    with pytest.raises(KeyboardInterrupt), interrupts.delivering():
         press()
 
     assert not eventually(lambda: False, 0.1)  # in which an interrupt would come
 
 
 def test_without_signals_an_exception_passes_through_the_block() -> None:
-    with pytest.raises(ZeroDivisionError), interrupts.insisting():
+    with pytest.raises(ZeroDivisionError), interrupts.delivering():
         raise ZeroDivisionError
 
 
 def test_another_thread_may_compile_while_the_main_one_gets_a_signal() -> None:
     def compile_something() -> None:
-        with interrupts.insisting():
+        with interrupts.delivering():
             done.append(1)
 
     done: list[int] = []

@@ -30,21 +30,21 @@ def killed() -> None:
 def test_the_next_folder_removes_those_of_a_killed_process(tmp_path: Path) -> None:
     killed()
     (left,) = tmp_path.iterdir()
-    with temporary_folders.folder_meanwhile(PREFIX) as folder:
+    with temporary_folders.folder_within_block(PREFIX) as folder:
         assert [*tmp_path.iterdir()] == [folder]
     assert folder != left
     assert [*tmp_path.iterdir()] == []
 
 
 def test_a_folder_stays_while_its_process_runs(tmp_path: Path) -> None:
-    with temporary_folders.folder_meanwhile(PREFIX) as first:
-        with temporary_folders.folder_meanwhile(PREFIX):
+    with temporary_folders.folder_within_block(PREFIX) as first:
+        with temporary_folders.folder_within_block(PREFIX):
             assert first.is_dir()
         assert first.is_dir()
 
 
 def test_a_folder_is_for_the_user_alone() -> None:
-    with temporary_folders.folder_meanwhile(PREFIX) as folder:
+    with temporary_folders.folder_within_block(PREFIX) as folder:
         assert folder.stat().st_mode & 0o777 == 0o700
 
 
@@ -54,14 +54,14 @@ def test_folders_of_other_kinds_and_links_stay(tmp_path: Path) -> None:
     (mine / "in-use").touch()
     (tmp_path / f"{PREFIX}link").symlink_to(mine)
     (tmp_path / f"{PREFIX}kept").mkdir()
-    with temporary_folders.folder_meanwhile(PREFIX):
+    with temporary_folders.folder_within_block(PREFIX):
         pass
     assert (mine / "in-use").exists()
     assert (tmp_path / f"{PREFIX}kept").is_dir()
 
 
 def test_a_fork_that_ends_leaves_its_parents_folder() -> None:
-    with temporary_folders.folder_meanwhile(PREFIX) as folder:
+    with temporary_folders.folder_within_block(PREFIX) as folder:
         if not (child := os.fork()):
             temporary_folders._remove(folder, os.open(os.devnull, os.O_RDONLY), os.getppid())
             os._exit(0)
@@ -81,6 +81,6 @@ def test_a_folder_that_another_process_takes_for_one_that_was_left_is_made_again
         lock(handle, how)
 
     monkeypatch.setattr(fcntl, "flock", take_the_first)
-    with temporary_folders.folder_meanwhile(PREFIX) as folder:
+    with temporary_folders.folder_within_block(PREFIX) as folder:
         assert folder.is_dir()
     assert len(taken) == 1

@@ -246,7 +246,7 @@ def test_a_takeover_that_fails_is_the_last_one(
     plant: Callable[..., Any], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tiers, "SHARE", 1e9)  # nothing is compiled here
-    monkeypatch.setattr(tiers, "LOOKING", 0.0)
+    monkeypatch.setattr(tiers, "POLL_SECONDS", 0.0)
     monkeypatch.setattr(tiers.Cores, "idle", lambda *_: 0.0)
     expected = training("reference")
     expected_values = [expected(X, Y).tolist() for _ in range(5)]

@@ -27,7 +27,7 @@ ALWAYS, NEVER = float("inf"), 0.0
 @pytest.fixture(autouse=True)
 def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Compare at once, and export in this process. Compiled code is kept in an own folder."""
-    for name in ("EARLY", "FIRST", "LOOKING", "TRIAL", "SHARE"):
+    for name in ("EARLY", "FIRST", "POLL_SECONDS", "TRIAL", "SHARE"):
         monkeypatch.setattr(fastest, name, 0.0)
     monkeypatch.setattr(fastest, "FEWEST", 1)
     monkeypatch.setattr(fastest.Other, "export", exported_here)

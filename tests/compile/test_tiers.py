@@ -169,7 +169,7 @@ def test_compiled_graphs_of_other_processes_take_over(
     eager_to_compile: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(tiers, "SHARE", 1e9)  # it may not compile itself
-    monkeypatch.setattr(tiers, "LOOKING", 0.0)
+    monkeypatch.setattr(tiers, "POLL_SECONDS", 0.0)
     monkeypatch.setattr(tiers.Cores, "idle", lambda *_: 0.0)
     model, reference = (training(b, accumulation=2, shown=True) for b in ("auto", "reference"))
     losses, runs = losses_of(model, 2), []
@@ -233,7 +233,7 @@ def test_compiling_begins_on_an_idle_core_and_ends_with_the_model(
         (eager_to_compile / "of others.code").touch()
     monkeypatch.setattr(tiers.Cores, "idle", lambda *_: idle[0])
     monkeypatch.setattr(tiers, "SHARE", 1e9)
-    monkeypatch.setattr(tiers, "LOOKING", 600.0)
+    monkeypatch.setattr(tiers, "POLL_SECONDS", 600.0)
     monkeypatch.setattr(helper, "_CODE", "import time; time.sleep(600)")
     model = training()
     losses_of(model, 1)
@@ -282,7 +282,7 @@ def test_a_process_at_low_priority_serves_no_other_program(kept: list[Any]) -> N
     process = helper.acquire("inductor")
     process.be_nice()
 
-    helper.give_back([process])
+    helper.release([process])
 
     assert not helper._kept
     assert not process.alive
@@ -321,11 +321,11 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
 
 
 def outcomes(process: helper.CompilerProcess, *keys: str) -> dict[str, helper.JobOutcome]:
-    process.ask(dict.fromkeys(keys), cache.Store(Path("nowhere")))
+    process.submit(dict.fromkeys(keys), cache.Store(Path("nowhere")))
     answers: dict[str, helper.JobOutcome] = {}
     while process.busy:
         select.select([process.socket], [], [])
-        answers |= process.look()
+        answers |= process.poll()
     return answers
 
 
@@ -337,18 +337,18 @@ def test_one_process_serves_program_after_program(kept: list[Any]) -> None:
     process = helper.acquire("b")
     for keys in (["a"], ["b", "c"]):
         answers = outcomes(process, *keys)
-        helper.give_back([process])
+        helper.release([process])
 
         assert answers == dict.fromkeys(keys, ("stored", ""))
         assert helper.acquire("b") is process
-    helper.give_back([process])
+    helper.release([process])
 
 
 def test_one_of_several_compiler_processes_is_kept_and_the_others_end(kept: list[Any]) -> None:
     first, other = helper.acquire("b"), helper.acquire("b")
     outcomes(first, "a")
 
-    helper.give_back([first, other])
+    helper.release([first, other])
 
     assert kept == [first]
     assert not is_there(other.process.pid)
@@ -372,8 +372,8 @@ def test_a_compiler_process_that_is_busy_or_ended_is_not_kept(
     caplog.set_level(logging.INFO, "poptorch:cpp")
     monkeypatch.setattr(helper, "_CODE", "import time; time.sleep(600)")
     process = helper.acquire("b")
-    process.ask({"a": None}, cache.Store(Path("nowhere")))
-    helper.give_back([process])
+    process.submit({"a": None}, cache.Store(Path("nowhere")))
+    helper.release([process])
     assert kept == []
     assert not is_there(process.process.pid)
     monkeypatch.setattr(helper, "_CODE", "import sys; sys.exit('no memory left')")

@@ -131,7 +131,7 @@ class Residual(nn.Module):
 
 
 def test_loops_are_split_as_torch_does() -> None:
-    split = shortcuts.split_if_alike(lambda scheduling, nodes: ["split", *nodes], None, ["loop"])
+    split = shortcuts.split_if_equal(lambda scheduling, nodes: ["split", *nodes], None, ["loop"])
     assert split == ["split", "loop"]
 
 
@@ -139,7 +139,7 @@ def test_loops_are_left_as_they_are_if_torch_asserts_that_they_are_split_alike()
     def torchs(scheduling: object, nodes: list[str]) -> list[str]:
         raise AssertionError
 
-    assert shortcuts.split_if_alike(torchs, None, ["loop"]) == ["loop"]
+    assert shortcuts.split_if_equal(torchs, None, ["loop"]) == ["loop"]
 
 
 @pytest.mark.larger("test_loops_are_left_as_they_are_if_torch_asserts_that_they_are_split_alike")
@@ -159,8 +159,8 @@ def test_loops_that_torch_cannot_split_in_the_same_way_are_compiled_unchanged(
 
         return split(torchs, self, nodes)
 
-    split = shortcuts.split_if_alike
-    monkeypatch.setattr(shortcuts, "split_if_alike", watched)
+    split = shortcuts.split_if_equal
+    monkeypatch.setattr(shortcuts, "split_if_equal", watched)
     layers = nn.Conv2d(3, 32, 3, 1, 1), Residual(32, 64, 2), Residual(64, 128, 2)
     classifier = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, 10))
     net = Having(

@@ -26,7 +26,7 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _MOST_LINKS = 40  # largest number of links on the way to a folder, as in Linux
 
 
-def trouble(folder: Path, on_the_way: bool = True) -> str | None:
+def problem_with(folder: Path, on_the_way: bool = True) -> str | None:
     """Make a folder. Return why code in it cannot be trusted or written, or None.
 
     If each file has a digest with the user's key, it does not matter who can replace the folder.
@@ -137,10 +137,10 @@ def chosen() -> tuple[Path, str | None]:
         return own, "there is no writable temporary directory"
     if not given or (str(own.parent) == place and own.name.startswith(_TORCHS_OWN)):
         own = Path(place or "", f"poptorch-code-{os.getuid()}")
-        if (why := trouble(own)) is not None:  # others could replace the folder at any time
+        if (why := problem_with(own)) is not None:  # others could replace the folder at any time
             return own, f"{own}: {why}"
     folder = own / "poptorch"
-    why = trouble(folder)
+    why = problem_with(folder)
     return folder, None if why is None else f"{folder}: {why}"
 
 

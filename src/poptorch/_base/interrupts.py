@@ -1,7 +1,7 @@
 """Delay signals while weights are written: ``deferred`` records them, and ``check`` runs their
 handlers.
 
-While a model is captured and compiled, signals are not delayed. ``insisting`` makes sure that an
+While a model is captured and compiled, signals are not delayed. ``delivering`` makes sure that an
 exception from a handler is not lost: it raises it again if torch or Python drop it. ``allowed`` is
 for compiling within ``deferred``.
 """
@@ -87,7 +87,7 @@ class allowed:  # noqa: N801
                     _signal.signal(number, _note)
 
 
-class insisting:  # noqa: N801
+class delivering:  # noqa: N801
     """Raise a handler's exception until it leaves the block.
 
     Python drops an exception in a callback, as in some imports, and torch ignores many. Therefore a

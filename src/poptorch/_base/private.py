@@ -81,8 +81,8 @@ def demand(lost: str) -> None:
 def has(lost: str) -> bool:
     try:
         demand(lost)
-    except MissingName as gone:
-        go_on_without(gone)
+    except MissingName as missing:
+        warn_missing(missing)
         return False
     return True
 
@@ -90,13 +90,13 @@ def has(lost: str) -> bool:
 def optional(name: str) -> Any:
     try:
         return __getattr__(name)
-    except MissingName as gone:
-        go_on_without(gone)
+    except MissingName as missing:
+        warn_missing(missing)
         return None
 
 
-def go_on_without(gone: MissingName) -> None:
-    _warn(gone.message)
+def warn_missing(missing: MissingName) -> None:
+    _warn(missing.message)
 
 
 def _warn(message: str) -> None:
@@ -127,10 +127,10 @@ def settings(chosen_values: Mapping[str, Any]) -> Iterator[None]:
             module, _, key = path.partition(":")
             try:
                 __getattr__(name)
-            except MissingName as gone:
+            except MissingName as missing:
                 if lost in REQUIRED:
                     raise
-                go_on_without(gone)
+                warn_missing(missing)
                 continue
             stack.enter_context(pkgutil.resolve_name(module).patch({key: value}))
         yield

@@ -32,7 +32,7 @@ _GROUP_FILES = (
 
 
 @contextlib.contextmanager
-def collecting_seldom() -> Iterator[None]:
+def collecting_rarely() -> Iterator[None]:
     before = gc.get_threshold()
     gc.set_threshold(COLLECTING)
     try:

@@ -34,7 +34,7 @@ def folder(prefix: str) -> Path:
 
 
 @contextlib.contextmanager
-def folder_meanwhile(prefix: str) -> Iterator[Path]:
+def folder_within_block(prefix: str) -> Iterator[Path]:
     """Make a folder that is removed at the end of the block."""
     path, handle = _made(prefix)
     try:

@@ -26,7 +26,7 @@ from .higher_order import refuse_writes, replacement
 from .losses import LOSS_FUNCTIONS
 from .moving_views import MovingViews
 from .outside import Outside
-from .recorded import assign_data, recorded, surroundings_waiting
+from .recorded import assign_data, recorded, suspended_outer_tracing
 from .replaced import changed
 from .substitutes import RECURRENT, recurrent, substitutes
 from .value_reads import QUESTIONS, Frozen, ValueReads
@@ -86,7 +86,7 @@ class CaptureContext(Capture):
             marks.lower(graph, (), (), self.groups)
 
         own_groups = changed([(self, "groups", {})])
-        with own_groups, surroundings_waiting(), private.disable_proxy_modes_tracing():
+        with own_groups, suspended_outer_tracing(), private.disable_proxy_modes_tracing():
             with trace.mode_of(inputs):
                 examples = [torch.empty_like(tensor) for tensor in inputs]
 
@@ -130,7 +130,7 @@ class Overrides(TorchFunctionMode):
         self._context.views.before(*args, *given.values())
         result = self._called(func, args, given)
         self._context.views.after()
-        self._context.outside.got(result)
+        self._context.outside.note_result(result)
         return held.users(result)
 
     @contextlib.contextmanager

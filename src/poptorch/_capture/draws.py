@@ -178,7 +178,7 @@ class Draws:
             state = _bytes(self._mine.get_state())
             if state not in self._new:
                 raise _refused(f"{func}, a loop or branch that draws random numbers", _LOOP_FIX)
-            self._go_on(state, self._mine, self._draw(str(func), state), ())
+            self._replace_state(state, self._mine, self._draw(str(func), state), ())
         return result
 
     def _within(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -188,7 +188,7 @@ class Draws:
         stream = self._stream(func, args, kwargs)
         state = _bytes(stream.get_state())
         if state in self._new:
-            self._go_on(state, stream, self._draw(_name(func), state), ())
+            self._replace_state(state, stream, self._draw(_name(func), state), ())
         elif stream is not self._mine and self._earlier is None:
             self._keep(stream)
             self._own.add(state)
@@ -212,10 +212,10 @@ class Draws:
         source = None if draw.stream == DEVICE else self._users[draw.stream - 1]
         with marked(draw):
             result = func(*_from(source, args), **_from(source, kwargs))
-        self._go_on(state, stream, draw, _described(func, args, kwargs), _value(result))
+        self._replace_state(state, stream, draw, _described(func, args, kwargs), _value(result))
         return result
 
-    def _go_on(
+    def _replace_state(
         self,
         state: bytes,
         stream: torch.Generator,

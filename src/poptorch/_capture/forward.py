@@ -26,7 +26,7 @@ from .internal_calls import passing_traced_tensors
 from .losses import final_loss
 from .metrics import intercepted, refused
 from .recorded import recorded
-from .replaced import ModelTensor, OwnDicts, replaced
+from .replaced import DictsOfThread, ModelTensor, replaced
 
 Call = Callable[[Sequence[torch.Tensor]], Any]
 Manager = Callable[[], contextlib.AbstractContextManager[object]]
@@ -162,7 +162,7 @@ def refuse_holders(constants: Sequence[tuple[str, Any]], title: str) -> None:
 
 
 @contextlib.contextmanager
-def _user_code(request: Request, context: CaptureContext, own: OwnDicts) -> Iterator[None]:
+def _user_code(request: Request, context: CaptureContext, own: DictsOfThread) -> Iterator[None]:
     """The context for user code, also when it runs again later."""
 
     def user_context() -> contextlib.AbstractContextManager[object]:
@@ -189,7 +189,7 @@ def run_forward(
     leaves: Mapping[str, torch.Tensor],
 ) -> Forward:
     names, held = TensorNames(request.module, request.module_scopes), context.held
-    own = OwnDicts(request.module, request.users, request.tensors)
+    own = DictsOfThread(request.module, request.users, request.tensors)
     for path, tied in request.tensors.items():
         held.add(tied.tensor, leaves[path])
 

@@ -35,12 +35,12 @@ def kept_of_changes(
 
     def changes(tensor: torch.Tensor) -> bool:
         node = recorded(tensor)
-        return node is not None and _comes_of_changes(node, constant)
+        return node is not None and _depends_on_changes(node, constant)
 
     return PythonState([request.module]).holding(changes)
 
 
-def _comes_of_changes(node: fx.Node, constant: set[fx.Node]) -> bool:
+def _depends_on_changes(node: fx.Node, constant: set[fx.Node]) -> bool:
     """Add nodes to ``constant`` until one is found whose value changes between calls."""
     waiting = [node]
     while waiting:

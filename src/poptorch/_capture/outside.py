@@ -27,22 +27,22 @@ class Outside:
     """
 
     def __init__(self) -> None:
-        self._got: list[weakref.ref[torch.Tensor]] = []
+        self._results: list[weakref.ref[torch.Tensor]] = []
         self._known: list[tuple[weakref.ref[torch.Tensor], torch.Tensor]] = []
 
-    def got(self, result: Any) -> None:
+    def note_result(self, result: Any) -> None:
         """Note what a torch function returned to user code."""
         for each in result if isinstance(result, (list, tuple)) else (result,):
             if isinstance(each, torch.Tensor):
-                self._got.append(weakref.ref(each))
+                self._results.append(weakref.ref(each))
 
     def find_values(self, failed: bool) -> None:
         """Compute the values of constants that are still in use, while their graph is recorded.
 
         ``failed``: the capture did not reach its end, perhaps because of the last operator.
         """
-        tensors = {id(each): each for ref in self._got if (each := ref()) is not None}
-        self._got.clear()
+        tensors = {id(each): each for ref in self._results if (each := ref()) is not None}
+        self._results.clear()
         nodes = {at: recorded(tensor) for at, tensor in tensors.items() if without_data(tensor)}
         graph = next((node.graph for node in nodes.values() if node is not None), None)
         if graph is None:
@@ -73,10 +73,10 @@ class Outside:
         known.clear()
         with untraced():
             for tensor, value in kept:
-                _become(tensor, value)
+                _swap(tensor, value)
 
 
-def _become(tensor: torch.Tensor, value: torch.Tensor) -> None:
+def _swap(tensor: torch.Tensor, value: torch.Tensor) -> None:
     """Make a tensor the one with values, as ``torch.utils.swap_tensors`` does. The graph and weak
     dictionaries still refer to the one without values, which that function refuses.
     """

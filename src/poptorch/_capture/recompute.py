@@ -121,7 +121,7 @@ class _Copies:
 
     def _start(self, node: fx.Node, reader: fx.Node) -> dict[fx.Node, fx.Node]:
         tensors = [i for i in node.all_input_nodes if isinstance(i.meta.get("val"), torch.Tensor)]
-        gradient = self._at_hand(reader)
+        gradient = self._available_values(reader)
         if not tensors or gradient is None:
             return {}
         source = next((i for i in tensors if i.op != "placeholder"), tensors[0])
@@ -134,7 +134,7 @@ class _Copies:
             self._barriers[key] = barrier
         return {source: self._barriers[key]}
 
-    def _at_hand(self, reader: fx.Node) -> fx.Node | None:
+    def _available_values(self, reader: fx.Node) -> fx.Node | None:
         latest = self._gradients.get(label_of(reader).visit)
         reaching = (
             i

@@ -33,7 +33,7 @@ def _recorders() -> tuple[Any, ...]:
     return _outer.get() if mode is None else (*_outer.get(), mode.tracer)
 
 
-def surroundings_waiting() -> contextlib.AbstractContextManager[None]:
+def suspended_outer_tracing() -> contextlib.AbstractContextManager[None]:
     return holding(_outer, _recorders())
 
 

@@ -83,7 +83,7 @@ class _Noting(dict[str, Any]):
         super().__delitem__(name)
 
 
-class OwnDicts:
+class DictsOfThread:
     """The dicts of parameters and buffers that only the capturing thread sees.
 
     They start with the user's own tensors. Tensors that ``forward`` assigns are in them when its
@@ -170,7 +170,7 @@ def _kind(tensor: torch.Tensor) -> tuple[torch.Size, torch.dtype]:
 
 @contextlib.contextmanager
 def replaced(
-    root: nn.Module, own: OwnDicts, user_context: Callable[[], AbstractContextManager[object]]
+    root: nn.Module, own: DictsOfThread, user_context: Callable[[], AbstractContextManager[object]]
 ) -> Iterator[None]:
     """Replace tensors and code within the block. ``again`` makes the context for checkpoints that
     run again in the backward pass.
@@ -199,7 +199,7 @@ def replaced(
         (CheckpointFunction, "apply", newer),
         # Dynamo cannot compile anything here. What it skips once, it also skips later in eager
         # code.
-        (torch, "compile", by_thread(_as_it_is, torch.compile)),
+        (torch, "compile", by_thread(_unchanged, torch.compile)),
         # This would read values.
         (Distribution, "_validate_args", OfThread(False, Distribution._validate_args)),
     ]
@@ -269,7 +269,7 @@ def _averaging_forward(norm: Any, x: torch.Tensor) -> torch.Tensor:
     return out
 
 
-def _as_it_is(function: Any = None, **_: Any) -> Any:
+def _unchanged(function: Any = None, **_: Any) -> Any:
     return (lambda later: later) if function is None else function
 
 

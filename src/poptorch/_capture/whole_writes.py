@@ -123,7 +123,7 @@ def _is_whole(view: fx.Node, root: fx.Node) -> bool:
     value, whole = view.meta.get("val"), root.meta.get("val")
     if not isinstance(value, torch.Tensor) or not isinstance(whole, torch.Tensor):
         return False
-    return view.target in _AGAIN and _are_alike(value, whole)
+    return view.target in _AGAIN and _have_same_layout(value, whole)
 
 
 def _results(node: fx.Node, places: _Places, mode: Any) -> list[Any] | None:
@@ -140,9 +140,9 @@ def _results(node: fx.Node, places: _Places, mode: Any) -> list[Any] | None:
         result = _pure_form(node.target)(*args, **kwargs)
         if node.target is _BATCH_NORM:
             before = [*node.meta["val"], *(each.meta["val"] for each in written)]
-            alike = all(map(_are_alike, result, before))
+            alike = all(map(_have_same_layout, result, before))
             return [result] if alike and not any(places[each].views for each in written) else None
-        if not _are_alike(result, node.meta["val"]):
+        if not _have_same_layout(result, node.meta["val"]):
             return None
         results = [result]
         for view in reversed(places[written[0]].views):
@@ -151,7 +151,7 @@ def _results(node: fx.Node, places: _Places, mode: Any) -> list[Any] | None:
                 return None
             operation, *others = back
             results.append(operation(results[-1], *others))
-            if not _are_alike(results[-1], _viewed(view).meta["val"]):
+            if not _have_same_layout(results[-1], _viewed(view).meta["val"]):
                 return None
     return results
 
@@ -176,7 +176,7 @@ def _back(view: fx.Node) -> tuple[Any, ...] | None:
     return aten.permute.default, [order.index(at) for at in range(len(order))]
 
 
-def _are_alike(one: torch.Tensor, two: torch.Tensor) -> bool:
+def _have_same_layout(one: torch.Tensor, two: torch.Tensor) -> bool:
     kinds = [(each.shape, each.stride(), each.dtype, each.storage_offset()) for each in (one, two)]
     return kinds[0] == kinds[1]
 

@@ -41,7 +41,7 @@ _MODEL, _FACTS = "model.poptorch", "facts.json"
 # The smallest valid value of each number in a checkpoint's facts.
 _LEAST = {"processes": 1, "samples": 1, "step": 0, "epoch": 0, "taken": 0, "order": 0}
 _LARGEST = 1 << 53
-_LOOK = 0.05  # seconds between two checks for the files of other processes
+_POLL_SECONDS = 0.05  # seconds between two checks for the files of other processes
 
 # for each path, the byte strings to write one after another
 Files = Mapping[Path, Mapping[str, bytes]]
@@ -512,14 +512,14 @@ class _Writing:
         self._patience = patience
         self._left = threading.Event()
         atexit.register(self._leave)
-        self._doing = Background(self._go)
+        self._doing = Background(self._write_files)
 
-    def _go(self) -> None:
+    def _write_files(self) -> None:
         try:
             for path, parts in self._files.items():
                 archive.write(path, parts)
             while not all(path.exists() for path in self._awaited):
-                if self._left.wait(_LOOK):
+                if self._left.wait(_POLL_SECONDS):
                     return
             self._finish()
         except Exception:  # an unfinished checkpoint is useless and may have filled the disk

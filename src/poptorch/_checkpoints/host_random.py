@@ -70,7 +70,7 @@ def check(states: Json, own: Sequence[Any] = ()) -> None:
             fix="pass a loader that is constructed as in the run that saved the checkpoint",
         )
     for each, (_, content) in zip(own, states.get("own", []), strict=True):
-        if not isinstance(each, torch.Generator) and not _alike(content, _state_of(each)):
+        if not isinstance(each, torch.Generator) and not _has_layout_of(content, _state_of(each)):
             raise ValueError(f"no state of {type(each).__name__}: {content!s:.80}")
         if isinstance(each, torch.Generator):
             _restore(torch.Generator(), content)
@@ -122,14 +122,14 @@ def _with_arrays(content: Json) -> Any:
     return np.asarray(content, dtype=np.uint64) if isinstance(content, list) else content
 
 
-def _alike(content: Json, present: Json) -> bool:
+def _has_layout_of(content: Json, present: Json) -> bool:
     """Return whether a state in a file has the structure of the present one."""
     if isinstance(present, dict):
         same = isinstance(content, dict) and content.keys() == present.keys()
-        return same and all(_alike(content[name], each) for name, each in present.items())
+        return same and all(_has_layout_of(content[name], each) for name, each in present.items())
     if isinstance(present, list):
         same = isinstance(content, list) and len(content) == len(present)
-        return same and all(map(_alike, content, present))
+        return same and all(map(_has_layout_of, content, present))
     # the stored second value of a normal distribution
     if isinstance(present, float) or present is None:
         return content is None or isinstance(content, int | float)

@@ -81,7 +81,7 @@ def command(main: Callable[..., int]) -> Callable[..., int]:
     return run
 
 
-class Enough(BaseException):
+class EndOfScript(BaseException):
     """Raised to end a script that has run far enough. It derives from ``BaseException``, so that
     ``except Exception`` does not catch it.
     """
@@ -92,7 +92,7 @@ def run_script(path: str, arguments: Sequence[str], function: str = "") -> None:
     before = sys.argv, sys.path[:]
     sys.argv, sys.path[0:0] = [path, *arguments], [str(Path(path).resolve().parent)]
     try:
-        with contextlib.suppress(Enough):
+        with contextlib.suppress(EndOfScript):
             names = runpy.run_path(path, run_name="imported" if function else "__main__")
             if function:
                 if not callable(names.get(function)):

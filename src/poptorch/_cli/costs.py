@@ -13,7 +13,7 @@ from .._base.tables import text_of
 from .._ipu_model import page, profile, scaling
 from .._systems import system_of
 from ..executor import PoplarExecutor
-from .commands import FOUND, Enough, Misuse, misuse, run_script
+from .commands import FOUND, EndOfScript, Misuse, misuse, run_script
 
 _LINK = ("--processes", "--latency", "--bandwidth")
 _OURS = ("--system", "--all", "--json", "--html", *_LINK)
@@ -53,7 +53,7 @@ def estimate(chosen: argparse.Namespace) -> int:
             priced.append(executor.estimate(*args, system=chosen.system, **curve, **kwargs))
             print(priced[-1])
             if not chosen.all:
-                raise Enough
+                raise EndOfScript
         return usual(executor, *args, **kwargs)
 
     with replaced(PoplarExecutor, "__call__", first), replaced(PoplarExecutor, "compile", first):

@@ -26,7 +26,7 @@ from .._data.consumer import verdict
 from ..executor import PoplarExecutor
 from ..options import Options
 from . import health
-from .commands import FOUND, Enough, Misuse, run_script
+from .commands import FOUND, EndOfScript, Misuse, run_script
 
 
 def run(chosen: argparse.Namespace) -> int:
@@ -208,7 +208,7 @@ class Watch:
         else:
             self._inside += self._end - start
         if self.calls == self._most:
-            raise Enough
+            raise EndOfScript
         return result
 
     def _examine(
@@ -221,7 +221,7 @@ class Watch:
         self.models += 1
         self.fatal += len(findings.fatal)
         if findings.fatal:
-            raise Enough
+            raise EndOfScript
 
     def iterate(self, original: Any, loader: Any) -> Any:
         self._loads = True

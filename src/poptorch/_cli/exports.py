@@ -9,7 +9,7 @@ from typing import Any
 from .._base.private import replaced
 from .._session.files import check_export, export_for
 from ..executor import PoplarExecutor
-from .commands import Enough, Misuse, misuse, run_script
+from .commands import EndOfScript, Misuse, misuse, run_script
 from .parsers import add_outputs
 
 
@@ -34,7 +34,7 @@ def export(chosen: argparse.Namespace) -> int:
         with misuse():
             export_for(executor._session, (args, kwargs), *files)
         exported.append(executor)
-        raise Enough
+        raise EndOfScript
 
     with replaced(PoplarExecutor, "__call__", first), replaced(PoplarExecutor, "compile", first):
         run_script(file, chosen.arguments, function)

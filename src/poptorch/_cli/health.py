@@ -79,7 +79,7 @@ def _compiler() -> Iterator[Diagnosis]:
         return
     compiler = env.get("CXX") or "g++"
     start = time.perf_counter()
-    with temporary_folders.folder_meanwhile("poptorch-doctor-") as folder:
+    with temporary_folders.folder_within_block("poptorch-doctor-") as folder:
         (folder / "code.cpp").write_text(_SOURCE)
         command = [compiler, "-fopenmp", "-shared", "-fPIC", "code.cpp", "-o", "code.so"]
         try:
@@ -115,10 +115,10 @@ def _caches() -> Iterator[Diagnosis]:
         yield from _disk(folder)
     for variable in ("POPTORCH_CACHE_DIR", "POPART_CACHE_DIR"):
         named = env.get(variable)
-        trouble = folders.trouble(Path(named), on_the_way=False) if named else None
-        if trouble is not None:
+        problem_with = folders.problem_with(Path(named), on_the_way=False) if named else None
+        if problem_with is not None:
             fix = f"name a folder of yours in {variable}, or unset it"
-            yield Diagnosis("caches", f"{variable}={named}: {trouble}", fix)
+            yield Diagnosis("caches", f"{variable}={named}: {problem_with}", fix)
     if not keyed.name():
         fix = "name a file of yours in POPTORCH_KEY_FILE"
         yield Diagnosis("caches", "there is no key to sign compiled code with", fix)

@@ -14,7 +14,7 @@ from .._compile.compilation import Compilation
 from .._compile.passes import check_names, observed, passes_text
 from .._ir.passes import Pass, leaving_out
 from ..executor import PoplarExecutor
-from .commands import Enough, Misuse, misuse, run_script
+from .commands import EndOfScript, Misuse, misuse, run_script
 from .parsers import add_passes_options
 
 
@@ -46,7 +46,7 @@ def passes(chosen: argparse.Namespace) -> int:
         session = executor._session
         with misuse(), session.lock(), observed(seen), leaving_out(chosen.without):
             session.compile((args, kwargs), background=True)
-        raise Enough
+        raise EndOfScript
 
     with replaced(PoplarExecutor, "__call__", first), replaced(PoplarExecutor, "compile", first):
         run_script(file, chosen.arguments, function)

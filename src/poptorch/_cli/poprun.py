@@ -345,13 +345,13 @@ def launch(job: Job) -> int:
     from torch.distributed.elastic.multiprocessing.api import SignalException
 
     try:
-        return _go_on(job)
+        return _run_with_restarts(job)
     except SignalException as error:
         print(f"poprun: ended by {signal.Signals(error.sigval).name}", file=sys.stderr)
         return KILLED + int(error.sigval)
 
 
-def _go_on(job: Job) -> int:
+def _run_with_restarts(job: Job) -> int:
     """Start the job. Start it again when a host is lost, with fewer instances if that is
     allowed.
     """

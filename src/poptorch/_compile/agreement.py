@@ -50,7 +50,7 @@ def with_common(spec: Spec) -> Spec:
     return replace(spec, lane_memory=memory, target=replace(spec.target, link=link))
 
 
-def check_alike(
+def check_processes_agree(
     plan: Plan,
     backend: str,
     arguments: Mapping[str, trees.Structure],

@@ -20,7 +20,7 @@ from filelock import FileLock
 
 from .._base import VERSION, archive, keyed, log, safe_files, trees
 from .._base.errors import described, one_line
-from .._base.folders import of_the_process, of_the_user, trouble
+from .._base.folders import of_the_process, of_the_user, problem_with
 from .._ir import graph_json
 from .._ir.graph import Graph
 from .._ir.plan import Plan
@@ -93,7 +93,7 @@ class Store:
         return next(self.folder.glob(f"*{CODE_SUFFIX}"), None) is None
 
     def path(self, key: str) -> Path:
-        return self.folder / f"{_own(key)}{CODE_SUFFIX}"
+        return self.folder / f"{_prefix_of_user(key)}{CODE_SUFFIX}"
 
     def read(self, key: str) -> bytes | None:
         path = self.path(key)
@@ -227,7 +227,7 @@ def choice_key(ours: Mapping[str, str], other: Mapping[str, str]) -> str:
     return _digest_of([dict(ours), dict(other)])
 
 
-def _own(key: str) -> str:
+def _prefix_of_user(key: str) -> str:
     """Return the prefix of a file name that only this user's key can have."""
     name = keyed.name()
     return f"{key}-{name}" if name else key
@@ -264,7 +264,7 @@ def store_of(directory: str | None) -> Store:
         return default_store()
     folder = Path(directory)
     is_new = not folder.exists()
-    why = trouble(folder, on_the_way=False)  # only files with the user's digest are used
+    why = problem_with(folder, on_the_way=False)  # only files with the user's digest are used
     if why is not None:
         remedy = "choose a folder that belongs to you: options.enableExecutableCaching(folder)"
         return Store(of_the_process(f"executable cache {folder}: {why}; {remedy}"))
@@ -338,7 +338,7 @@ def flat_fields(value: Any, prefix: str = "") -> Facts:
 
 def _entry_path(folder: Path, facts: Facts) -> Path:
     """Return the file of a program. Constants count as operators, and lines do not count."""
-    return folder / f"{_own(_digest_of_facts(facts))}{SUFFIX}"
+    return folder / f"{_prefix_of_user(_digest_of_facts(facts))}{SUFFIX}"
 
 
 def _digest_of_facts(facts: Facts) -> str:

@@ -71,7 +71,7 @@ class EagerCheck:
         return before
 
     def micro_batch(
-        self, micro: Micro, recapture: Recapture, at_hand: Callable[[Micro], Micro] = _as_it_is
+        self, micro: Micro, recapture: Recapture, for_sizes_of: Callable[[Micro], Micro] = _as_it_is
     ) -> Micro:
         """Compare one micro-batch with eager PyTorch. Return the graph that agrees, if one does.
 
@@ -93,7 +93,7 @@ class EagerCheck:
         if needed > _SHARE * free:
             self._skip(f"it would need {needed >> 20} MiB, but only {free >> 20} MiB are free")
             return micro
-        check = _eager.Check(self._request, at_hand(micro), self._before)
+        check = _eager.Check(self._request, for_sizes_of(micro), self._before)
         try:
             finding = _with_few_threads([micro.graph], check.micro_batch)
             if micro.lost:
@@ -104,7 +104,7 @@ class EagerCheck:
             return micro
         if finding is not None:
             for name, other in self._without_a_step(recapture, self._before):
-                if self._agrees(at_hand(other), self._before):
+                if self._agrees(for_sizes_of(other), self._before):
                     self._react(_wrong_pass(name, finding))
                     return other
             self._react(_disagreement(finding))

@@ -39,7 +39,7 @@ from .plan_code import PlanCode
 OTHER = "onnxruntime"
 # Seconds of calls of compiled code before an earlier choice is looked up, and before a new one.
 EARLY, FIRST = 0.1, 1.0
-LOOKING = 0.5  # seconds between two checks for a free core or the exported program
+POLL_SECONDS = 0.5  # seconds between two checks for a free core or the exported program
 EXPORTING, SHARE = 10.0, 0.5  # seconds of an export; without a free core, it waits for this share
 # Seconds of timed calls, and the smallest and the largest number of timed calls of each.
 TRIAL, FEWEST, MOST = 0.25, 3, 50
@@ -136,7 +136,7 @@ class Other:
             return True
         failures = []
         if self._job is not None:
-            self._job.look()
+            self._job.poll()
             if not self._job.finished:
                 return False
             outcomes = self._job.outcomes.values()
@@ -185,7 +185,7 @@ class Fastest:
         self._do: Phase = Fastest._wait  # what the next call does
         self._other: Other | None = None
         self._choice: Choice | None = None
-        self._cores, self._next_look = Cores(), 0.0
+        self._cores, self._next_poll = Cores(), 0.0
         self._calls = 0  # of compiled code, and while both are timed, of both
         self._spent, self._enough = 0.0, EARLY  # seconds of calls of compiled code
         self._times: tuple[list[float], list[float]] = ([], [])  # of compiled code, of the other
@@ -226,15 +226,15 @@ class Fastest:
         now = time.perf_counter()
         self._calls += 1
         self._spent += now - start
-        if self._spent >= self._enough and now >= self._next_look and _may_round_differently():
-            self._next_look = now + LOOKING
+        if self._spent >= self._enough and now >= self._next_poll and _may_round_differently():
+            self._next_poll = now + POLL_SECONDS
             try:
-                self._look()
+                self._advance()
             except Exception as error:  # compiled code runs the program, whatever happens here
                 self._rule_out(error, isinstance(error, Unsuitable) and error.stays)
         return results
 
-    def _look(self) -> None:
+    def _advance(self) -> None:
         if self._ours.report().backend != self._code.builder.name:
             raise Unsuitable("compiled code was given up")
         if self._other is None:
@@ -262,11 +262,11 @@ class Fastest:
         try:
             why = self._disagreement(state, batch, results)
         except Exception as error:
-            self._let_go(state)
+            self._release(state)
             self._rule_out(error)
             return results
         if why:
-            self._let_go(state)
+            self._release(state)
             self._rule_out(Unsuitable(why), stays=True)
         else:
             self._do = Fastest._alternate
@@ -310,7 +310,7 @@ class Fastest:
         """Run one of both, and measure the time. When both have run often enough, choose."""
         assert self._other is not None, "it is there"
         if not self._other.fits(state) or not _may_round_differently():  # the weights have changed
-            self._let_go(state)
+            self._release(state)
             self._times = ([], [])
             self._do, self._spent = Fastest._wait, 0.0
             return self._ours.run(state, batch)
@@ -356,7 +356,7 @@ class Fastest:
             return self._other.run(state, batch)
         except Exception as error:
             results = self._ours.run(state, batch)
-            self._let_go(state)
+            self._release(state)
             self._rule_out(error)
             return results
 
@@ -372,7 +372,7 @@ class Fastest:
             state.bound = None
         else:
             log.engine.info("Compiled code stays, ONNX Runtime is not faster: %s", self._choice)
-            self._let_go(state)
+            self._release(state)
             self._keep_compiled_code()
 
     def _rule_out(self, error: Exception, stays: bool = False) -> None:
@@ -388,7 +388,7 @@ class Fastest:
         self._other, self._do = None, Fastest._run_ours
 
     @staticmethod
-    def _let_go(state: State) -> None:
+    def _release(state: State) -> None:
         """Release the session, and let compiled code release plain weights again."""
         state.other = state.bound = None
 

@@ -80,7 +80,7 @@ class CompilerProcess:
         finally:
             theirs.close()
 
-    def ask(self, graphs: Mapping[str, Graph], store: Store) -> None:
+    def submit(self, graphs: Mapping[str, Graph], store: Store) -> None:
         request = {
             "store": str(store.folder),
             "threads": torch.get_num_threads(),
@@ -90,7 +90,7 @@ class CompilerProcess:
             json.dump(request, file)
             file.seek(0)
             self._waiting_for = {*graphs}
-            with contextlib.suppress(ConnectionError):  # it has ended; ``look`` finds out why
+            with contextlib.suppress(ConnectionError):  # it has ended; ``poll`` finds out why
                 socket.send_fds(self.socket, [b" "], [file.fileno()])
 
     @property
@@ -101,7 +101,7 @@ class CompilerProcess:
     def alive(self) -> bool:
         return self.process.poll() is None
 
-    def look(self) -> dict[str, JobOutcome]:
+    def poll(self) -> dict[str, JobOutcome]:
         """Return the answers since the last call, without waiting."""
         ended = False
         with contextlib.suppress(BlockingIOError):  # no more answers yet
@@ -119,7 +119,7 @@ class CompilerProcess:
             self.imported = True
         self._waiting_for -= outcomes.keys()
         if ended and self.busy:
-            outcomes |= dict.fromkeys(self._waiting_for, (FAILED, self._last_words()))
+            outcomes |= dict.fromkeys(self._waiting_for, (FAILED, self._exit_message()))
             self._waiting_for = set()
         for outcome, why in outcomes.values():
             if outcome == STORED:
@@ -128,7 +128,7 @@ class CompilerProcess:
                 log.engine.info("A graph could not be compiled in the second process: %s", why)
         return outcomes
 
-    def _last_words(self) -> str:
+    def _exit_message(self) -> str:
         status = self.process.wait()
         self._log.seek(0)
         text = self._log.read().decode(errors="replace").strip()
@@ -175,16 +175,16 @@ def is_there(backend: str, imported: bool = False) -> bool:
     for process in _kept:
         mine = process.owner == os.getpid() and process.alive
         if mine and process.command == command(backend):
-            process.look()
+            process.poll()
             return process.imported or not imported
     return False
 
 
 def warm(backend: str) -> None:
-    give_back([acquire(backend)])
+    release([acquire(backend)])
 
 
-def give_back(processes: Iterable[CompilerProcess]) -> None:
+def release(processes: Iterable[CompilerProcess]) -> None:
     """Keep one process for the next program, and end the others. Forked children do nothing."""
     for process in processes:
         if process.owner != os.getpid():
@@ -215,7 +215,7 @@ class CompileJob:
         self.outcomes: dict[str, JobOutcome] = {}
         self.processes: list[CompilerProcess] = []
         # The processes are given back when this object is deleted, or when the interpreter ends.
-        self.end = weakref.finalize(self, give_back, self.processes)
+        self.end = weakref.finalize(self, release, self.processes)
         keys = self.keys = list(graphs)
         number = min(len(keys), processes)
         try:
@@ -223,15 +223,15 @@ class CompileJob:
                 self.processes.append(acquire(backend))
                 if is_nice:
                     self.processes[-1].be_nice()
-                self.processes[-1].ask({key: graphs[key] for key in keys[at::number]}, store)
+                self.processes[-1].submit({key: graphs[key] for key in keys[at::number]}, store)
         except BaseException:
             self.end()
             raise
 
-    def look(self) -> bool:
+    def poll(self) -> bool:
         before = len(self.outcomes)
         for process in self.processes:
-            self.outcomes |= process.look()
+            self.outcomes |= process.poll()
         return len(self.outcomes) > before
 
     @property
@@ -241,7 +241,7 @@ class CompileJob:
     def wait(self) -> None:
         while not self.finished:
             select.select([process.socket for process in self.processes if process.busy], [], [])
-            self.look()
+            self.poll()
 
 
 # In the compiler process.

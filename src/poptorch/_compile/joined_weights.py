@@ -42,7 +42,7 @@ def bundled(
 ) -> tuple[Graph, OptimSpec, tuple[Bundle, ...]]:
     members = [slot for slot in trained_alone(micro, optim) if slot.numel <= LARGEST]
     if optim.own is not None:
-        members = _update.alike(optim, members)
+        members = _update.equally_updated(optim, members)
     alone = (  # something reads single weights
         optim.algorithm == "lamb"
         or bool(spec.inner_anchors)
@@ -98,7 +98,7 @@ def sharded(
     small = f"no weight has {least} elements (minElementsForReplicatedTensorSharding)"
     why = _hindrance(spec, optim.clips, by_stages) or ("" if members else small)
     if optim.own is not None:
-        members = _update.alike(optim, members)
+        members = _update.equally_updated(optim, members)
         why = why or _hindrance_of_traced(optim, members)
     if why:
         _warn_that_state_is_whole(why)

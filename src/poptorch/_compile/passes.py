@@ -66,7 +66,7 @@ def check_against_eager(
         check_sizes(made, request, earlier)
         return made
 
-    return check.micro_batch(micro, recapture, lambda each: size_proof.at_hand(each, request))
+    return check.micro_batch(micro, recapture, lambda each: size_proof.for_sizes_of(each, request))
 
 
 def put_side_by_side(

@@ -13,7 +13,7 @@ import torch
 from .. import _capture, backends
 from .._base import env, log, safe_files, timing
 from .._base.errors import Error
-from .._base.resources import collecting_seldom
+from .._base.resources import collecting_rarely
 from .._base.threads import one_at_a_time
 from .._eager import EagerOptimizer
 from .._ir import graph_json, indices, verify
@@ -62,7 +62,7 @@ def wrapped(backend: str, cache_dir: str | None) -> None:
 
 
 @one_at_a_time()
-@collecting_seldom()
+@collecting_rarely()
 @timing.measured()
 @_capture.forgetting_sources()
 def compile(
@@ -119,7 +119,7 @@ def compile(
         agreement.meet(spec)
         backend = registry.choose("reference")
     if spec.runs_together:
-        agreement.check_alike(plan, backend.name, request.arguments, more_facts)
+        agreement.check_processes_agree(plan, backend.name, request.arguments, more_facts)
     if spec.runtime.cache_dir is not None:
         facts = cache.facts_of(plan, backend.name, request.arguments)
         cache.log_hit_or_miss(store.folder, facts)

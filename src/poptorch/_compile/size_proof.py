@@ -59,7 +59,7 @@ def prove(micro: _capture.Micro, request: _capture.Request, earlier: Earlier | N
         raise NotSymbolic(f"forward does something else with symbols than with numbers: {found}")
 
 
-def at_hand(micro: _capture.Micro, request: _capture.Request) -> _capture.Micro:
+def for_sizes_of(micro: _capture.Micro, request: _capture.Request) -> _capture.Micro:
     """Return what was captured with the values that nodes have for the sizes of the request."""
     if micro.conditions is None:
         return micro

@@ -33,7 +33,7 @@ from .plan_code import PlanCode, count_of
 BESIDE, SHARE = 1.2, 0.5
 SOONER = 2.5  # seconds less if the waiting process compiles, because no process must be started
 COMPARED = 10  # calls of the fast tier before its speed is reported
-LOOKING = 0.5  # seconds between two checks of the cache
+POLL_SECONDS = 0.5  # seconds between two checks of the cache
 _NOT_COMPILED = "the compiler needs the numbers: {}"
 PATIENCE = 30.0  # seconds to wait for a free core, and between two log lines
 
@@ -131,7 +131,7 @@ class Tiered:
         self._ready: list[str] = []  # compiled graphs, while others are still being compiled
         self._idle = idle
         self._expected = code.expected_seconds()
-        self._next_look = 0.0
+        self._next_poll = 0.0
         self._cores = Cores()
         self._cores.idle()
         self._calls, self._spent = 0, 0.0  # of the slow tier
@@ -209,9 +209,9 @@ class Tiered:
                 seconds = now - self._begun
                 text = "still compiling after %.0f s, %d of %s done; calls run interpreted"
                 self._announce(text, seconds, done, count_of(all_of_them))
-            news = self._job is not None and self._job.look()
-            if news or (self._slow and now >= self._next_look):
-                self._next_look = now + LOOKING
+            news = self._job is not None and self._job.poll()
+            if news or (self._slow and now >= self._next_poll):
+                self._next_poll = now + POLL_SECONDS
                 self._take_over()
         except Exception as error:  # after any error, the results of the slow tier are right
             self._give_up(described(error))
@@ -254,7 +254,7 @@ class Tiered:
         if complete:
             # Signals are delayed while state is written, and nothing has been written yet in this
             # call.
-            with interrupts.allowed(), interrupts.insisting():
+            with interrupts.allowed(), interrupts.delivering():
                 self._current = self._compiled()
             self._finish()
             self._fast = []
@@ -320,7 +320,7 @@ class OnDemand:
                     "compiling for other sizes takes about %.0f s", code.expected_seconds()
                 )
                 # Signals are delayed while state is written, and nothing has been written yet.
-                with interrupts.allowed(), interrupts.insisting():
+                with interrupts.allowed(), interrupts.delivering():
                     compiled = code.compile(lambda share: None)
                 self._current = WithFallback(compiled, self._slow, code.plan)
         except Exception as error:  # after any error, the interpreter runs these sizes

@@ -49,7 +49,7 @@ machine, where the seconds of one program vary by up to a fifth.
 | common subexpressions are removed first | ``lowering`` | 6 % more calls |
 | kernels that Python calls are one library | ``joint_kernels`` | 4.1 s (perceptron), 8.8 s (CNN) |
 
-Two replacements have other reasons. ``split_if_alike`` lets graphs compile for which torch's
+Two replacements have other reasons. ``split_if_equal`` lets graphs compile for which torch's
 assertion fails. A wrapper in C++ compiles in 0.6 s more than one in Python (CNN), but it can be
 stored and cut into pieces, and a call takes 0.04 ms less.
 """

@@ -24,7 +24,7 @@ from ..backends.process import keep_freed_memory
 from ..backends.protocol import Code, Compiled, Executable, Progress
 from .compiled_code import generator, load
 from .compiler import callable_from_cpp, compile_graph
-from .prepared import Preparing, copied_alone, prepared
+from .prepared import Preparing, copied_only, prepared
 from .product_libraries import choices, described_choices
 from .products import choosing
 from .toolchain import instructions, obstacle
@@ -69,7 +69,7 @@ class Inductor:
     def assemble(self, plan: Plan, functions: Mapping[str, Compiled], seconds: float) -> Executable:
         keep_freed_memory()
         report = program_report(self.name, plan.program, seconds)
-        released = sum(slot.bytes for slot, _ in copied_alone(plan.program).values())
+        released = sum(slot.bytes for slot, _ in copied_only(plan.program).values())
         report = dataclasses.replace(
             report,
             libraries=described_choices(plan.program.graphs.values()),

@@ -87,7 +87,7 @@ def _hoisted(graph: Graph, fixed: set[fx.Node]) -> list[fx.Node]:
         if any(isinstance(n.target, Operator) and not may_view(n) for n in _below(node, weights))
         and weights & reachable([node], _inputs)
     }
-    ends = {_own(node) for node in computed if any(user not in fixed for user in node.users)}
+    ends = {_stored(node) for node in computed if any(user not in fixed for user in node.users)}
     chosen, left = set[fx.Node](), sum(map(_bytes, weights))
     tensors = [
         node
@@ -109,7 +109,7 @@ def _below(node: fx.Node, weights: set[fx.Node]) -> set[fx.Node]:
     return reachable([node], _inputs) - weights
 
 
-def _own(node: fx.Node) -> fx.Node:
+def _stored(node: fx.Node) -> fx.Node:
     """Return the value that a view repeats or reorders, if storing that needs less memory."""
     source, value = node.args[0] if may_view(node) else None, node.meta.get("val")
     given = source.meta.get("val") if isinstance(source, fx.Node) else None
@@ -117,7 +117,7 @@ def _own(node: fx.Node) -> fx.Node:
         return node
     turned = given.is_contiguous() and not value.is_contiguous()
     smaller = given.numel() < value.numel() + turned
-    return _own(source) if smaller else node  # type: ignore[arg-type]
+    return _stored(source) if smaller else node  # type: ignore[arg-type]
 
 
 def _bytes(node: fx.Node) -> int:
@@ -182,7 +182,7 @@ class _Preparation(fx.Interpreter):
 
     def __init__(self, program: Program, prepare: Graph, state: State) -> None:
         super().__init__(prepare.module)
-        self._alone, self._state = copied_alone(program), state
+        self._alone, self._state = copied_only(program), state
 
     def run_node(self, n: fx.Node) -> Any:
         value = super().run_node(n)
@@ -197,7 +197,7 @@ class _Preparation(fx.Interpreter):
         return value
 
 
-def copied_alone(program: Program) -> dict[fx.Node, tuple[Slot, list[fx.Node]]]:
+def copied_only(program: Program) -> dict[fx.Node, tuple[Slot, list[fx.Node]]]:
     """Return the copies of weights that nothing else reads, and the views from which they
     are made.
     """

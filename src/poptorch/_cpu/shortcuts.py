@@ -26,7 +26,7 @@ from .toolchain import has_vectors
 
 aten = torch.ops.aten
 LARGE = 1000  # number of operators
-_LOOKING = 0.05  # seconds between two checks whether compilers have ended
+_POLL_SECONDS = 0.05  # seconds between two checks whether compilers have ended
 
 
 def are_two(graph: fx.Graph) -> bool:
@@ -67,7 +67,7 @@ def replacements() -> Mapping[str, Callable[..., Any]]:
         "DtypePropagationOpsHandler": functools.cache(lambda usual: usual()),
         "simplify_with_ranges": simplify,
         "stride_at_vec_range": stride,
-        "try_loop_split": split_if_alike,
+        "try_loop_split": split_if_equal,
         "write_entry_point_signature": _entry,
         "worker_compile_cpp": build,
         "cpp_pybinding": joint_kernels.together(),
@@ -91,7 +91,7 @@ def build_together(builders: Sequence[Any]) -> None:
         except BaseException:
             given_up.set()
             with interrupts.deferred():  # because another Ctrl-C could leave some of them running
-                while concurrent.futures.wait(builds, _LOOKING).not_done:
+                while concurrent.futures.wait(builds, _POLL_SECONDS).not_done:
                     _end_compilers(builders)
             raise
 
@@ -122,7 +122,7 @@ def _entry(usual: Callable[..., None], self: Any) -> None:
     usual(self)
 
 
-def split_if_alike(usual: Callable[..., Any], self: Any, nodes: Any) -> Any:
+def split_if_equal(usual: Callable[..., Any], self: Any, nodes: Any) -> Any:
     """Split the loops of nodes as torch does, or leave them, because splitting only saves time.
 
     Torch asserts that all of them are split in the same way, before it changes any. The assertion

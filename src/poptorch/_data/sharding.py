@@ -26,7 +26,7 @@ def shard_range(
     return range(start, start + length + (process < extra))
 
 
-class InTurn(Sequence[int]):
+class Interleaved(Sequence[int]):
     """The positions of several processes whose work one process does: ``rows`` of each,
     alternating.
     """

@@ -74,7 +74,7 @@ class EagerDraws:
             copies = tuple(value.detach().clone() for value in values)
             self._all.append(EagerDraw(operator, copies, self._certain))
 
-    def put_back(self) -> None:
+    def restore(self) -> None:
         """Restore the states of the user's generators."""
         for generator, state in self._kept:
             generator.set_state(state)
@@ -142,7 +142,7 @@ def _taken(
     order = marks(node).get(ORDER)
     for at, value in enumerate(left):
         turned = value if order is None or value.dim() != len(order) else value.permute(order)
-        if turned.shape == expected.shape and _alike(turned.dtype, expected.dtype):
+        if turned.shape == expected.shape and _is_comparable(turned.dtype, expected.dtype):
             del left[at]
             return turned.to(expected.dtype)
     shapes = ", ".join(f"{value.dtype} {list(value.shape)}" for value in draw.values)
@@ -153,5 +153,5 @@ def _taken(
     )
 
 
-def _alike(one: torch.dtype, other: torch.dtype) -> bool:
+def _is_comparable(one: torch.dtype, other: torch.dtype) -> bool:
     return one == other or (one.is_floating_point and other.is_floating_point)

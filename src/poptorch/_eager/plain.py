@@ -131,7 +131,7 @@ def _restoring(writes: NoticedWrites, drawn: EagerDraws) -> Iterator[None]:
         yield
     finally:
         writes.undo()
-        drawn.put_back()
+        drawn.restore()
 
 
 @contextlib.contextmanager

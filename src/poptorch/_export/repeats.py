@@ -144,12 +144,12 @@ def folded(statements: Sequence[Statement], given: Sequence[str]) -> list[Statem
         for start, length, end in stretches[:_MOST_TRIED]:
             copies = (end - start) // length
             firsts = range(start, end - copies * length + 1)
-            folds = [fold for first in firsts for fold in _alike(first, length, copies)]
+            folds = [fold for first in firsts for fold in _longest_repeat(first, length, copies)]
             if folds:
                 return min(folds, key=_cost)
         return None
 
-    def _alike(first: int, length: int, copies: int) -> Iterator[Fold]:
+    def _longest_repeat(first: int, length: int, copies: int) -> Iterator[Fold]:
         """Return the largest number of equal runs from a position on, if replacing them is
         worth it.
         """

@@ -128,7 +128,7 @@ class Tiles:
         self.bytes = np.zeros(count)
         self._next = 0
 
-    def lay(self, size: float, share: float) -> None:
+    def place_blocks(self, size: float, share: float) -> None:
         """Add a tensor in blocks that are a share of it, from the first tile on."""
         whole = int(1 / share)
         if whole >= len(self.bytes):
@@ -137,7 +137,7 @@ class Tiles:
         self.bytes[:whole] += size * share
         self.bytes[whole] += size * (1 - whole * share)
 
-    def deal(self, size: float) -> None:
+    def distribute(self, size: float) -> None:
         """Add a tensor that is divided over successive tiles, with at least 128 bytes on each."""
         count = len(self.bytes)
         if size >= count * _LEAST:
@@ -261,9 +261,9 @@ class _Accountant:
         for key, size in state.items():
             share = blocks.get(self._slots[key].weight)
             if share is not None and size == slot_bytes(self._slots[key]):
-                tiles.lay(size, share)
+                tiles.place_blocks(size, share)
             else:  # each replica has a flat part of what replicas share
-                tiles.deal(size)
+                tiles.distribute(size)
         return tiles.bytes
 
     def _tiles(self, state: np.ndarray, totals: dict[str, float]) -> tuple[float, ...]:

@@ -109,7 +109,7 @@ _NOT_RAISING = {
     aten.binary_cross_entropy_with_logits.default,
 }  # fmt: skip
 # Our operators that run the user's code, or read values.
-_LOOKING = {"host_call", "custom_op", "custom_op_backward", "ctc_losses", "ctc_beam_search"}
+_INDEX_READERS = {"host_call", "custom_op", "custom_op_backward", "ctc_losses", "ctc_beam_search"}
 
 
 @dataclass(frozen=True)
@@ -229,7 +229,7 @@ def _may_raise(node: fx.Node) -> bool:
         return False
     name = target.overloadpacket.__name__.lstrip("_")
     if target.namespace == "poptorch":
-        return name in _LOOKING
+        return name in _INDEX_READERS
     if target.namespace not in ("aten", "prims"):
         return True
     if target in _NOT_RAISING:

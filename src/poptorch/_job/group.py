@@ -125,12 +125,12 @@ class ProcessGroup:
                 works = _added(self._among(members, what), tensors)
                 self._wait([*begun, *works], what)
                 return
-            self._wait([*begun, self._met()], what)  # all have written what is to be summed
+            self._wait([*begun, self._barrier()], what)  # all have written what is to be summed
             for of_one in regions:
                 add_up(of_one, self.index)
-            self._wait([self._met()], what)
+            self._wait([self._barrier()], what)
 
-    def _met(self) -> Any:
+    def _barrier(self) -> Any:
         """Start an operation that ends when all processes have started it."""
         return self._pg.barrier()
 
@@ -319,7 +319,7 @@ class ProcessGroup:
         for work in works:
             while not self._is_done(work, what):
                 interrupts.check()
-                loss = self._heartbeat.look()
+                loss = self._heartbeat.find_loss()
                 if loss is not None:
                     self._pending = True
                     raise self._loss(loss, what)
@@ -371,7 +371,7 @@ class ProcessGroup:
             first = next(iter(str(error).splitlines()), "")
             why = f"it ended with {type(error).__name__}: {first}"
         self._heartbeat.stop(why, self._cause)
-        self._heartbeat.leave_last()
+        self._heartbeat.wait_for_others()
         self._heartbeat.end()
         if self._pending:
             self._leave_place()

@@ -53,13 +53,13 @@ class Heartbeat:
         self._over = False
         self._wake, self._last_was_sent = threading.Event(), threading.Event()
         # A daemon thread, because a store on a machine that hangs would block it forever.
-        self._thread = threading.Thread(target=self._go_on, name="poptorch heartbeat", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="poptorch heartbeat", daemon=True)
         self._thread.start()
 
     # The work of the thread. Other threads must not do it, because a store on a machine that hangs
     # does not answer.
 
-    def _go_on(self) -> None:
+    def _run(self) -> None:
         try:
             self._store = self._store.clone()
             while not self._over:
@@ -118,7 +118,7 @@ class Heartbeat:
         self._wake.set()
         self._thread.join(SILENT)
 
-    def leave_last(self) -> None:
+    def wait_for_others(self) -> None:
         """Wait until others have finished with the store, which ends with this process."""
         began = time.monotonic()
         end = began + 2 * SILENT
@@ -135,7 +135,7 @@ class Heartbeat:
         cause = self._last and self._last["cause"]
         return knows or "ended" in beat or bool(cause and cause[0] == other)
 
-    def look(self) -> LostProcess | None:
+    def find_loss(self) -> LostProcess | None:
         for other in self._others:
             beat = self._beat_of(other)
             if beat.get("started") == self.doing[0] and beat["what"] != self.doing[1]:
@@ -164,7 +164,7 @@ class Heartbeat:
         while time.monotonic() - began < 2 * SILENT:
             self._wake.set()
             time.sleep(INTERVAL / 20)
-            loss = self.look()
+            loss = self.find_loss()
             if loss is not None:
                 return loss
             silent = self._silent(SILENT, began)

@@ -165,14 +165,14 @@ class Line:
 
     def __init__(self) -> None:
         self._queue: SimpleQueue[Outcome] = SimpleQueue()
-        Thread(target=self._go_on, name="poptorch messages", daemon=True).start()
+        Thread(target=self._run, name="poptorch messages", daemon=True).start()
 
     def put(self, do: Callable[[], Any]) -> Outcome:
         outcome = Outcome(do)
         self._queue.put(outcome)
         return outcome
 
-    def _go_on(self) -> None:
+    def _run(self) -> None:
         while True:
             self._queue.get().finish()
 

@@ -52,7 +52,7 @@ class GraphRecorder:
         finally:
             self._pauses = False
 
-    def know(self, value: Any, node: fx.Node) -> None:
+    def register(self, value: Any, node: fx.Node) -> None:
         if isinstance(value, torch.Tensor):
             self._nodes[id(value)] = node
             self._values.append(value)
@@ -68,13 +68,13 @@ class GraphRecorder:
         both = with_tensors(self._argument, (args, kwargs), _KINDS)
         node = self.graph.call_function(target, *both)
         self._note(node, value)
-        self.know(value, node)
+        self.register(value, node)
         if isinstance(value, list | tuple):
             for at, part in enumerate(value):
                 if isinstance(part, torch.Tensor):
                     one = self.graph.call_function(operator.getitem, (node, at))
                     self._note(one, part)
-                    self.know(part, one)
+                    self.register(part, one)
         return value
 
     def _note(self, node: fx.Node, value: Any) -> None:
@@ -138,7 +138,7 @@ class GraphRecorder:
         it shows.
         """
         value: torch.Tensor = aten.alias.default(node.meta["val"])
-        self.know(value, node)
+        self.register(value, node)
         return value
 
 

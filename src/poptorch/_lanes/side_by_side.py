@@ -138,7 +138,7 @@ class _Vectorizer:
             own = torch.empty((*lead, *value.shape), dtype=value.dtype, device=value.device)
         made = placeholder(self._graph, node.name)
         made.meta = {**node.meta, "val": own}
-        self._recorder.know(own, made)
+        self._recorder.register(own, made)
         self._recorder.sizes.read(own, made)
         return own
 
@@ -267,7 +267,7 @@ class _Vectorizer:
         for each in node.all_input_nodes:
             self._value(each)
         copy = self._copies[node] = copy_node(self._graph, node, self._copies)
-        self._recorder.know(value, copy)
+        self._recorder.register(value, copy)
         return value
 
     def _size(self, node: fx.Node) -> Any:
@@ -279,7 +279,7 @@ class _Vectorizer:
             for each in node.all_input_nodes:
                 self._value(each)
             self._copies[node] = copy_node(self._graph, node, self._copies)
-            self._recorder.sizes.know(size, self._copies[node])
+            self._recorder.sizes.register(size, self._copies[node])
         else:
             self._copies[node] = self._recorder.sizes.node(size)
         return size

@@ -27,7 +27,7 @@ class SizeNodes:
             if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol:
                 self._given.setdefault(size.node.expr, (node, dim))
 
-    def know(self, size: Any, node: fx.Node) -> None:
+    def register(self, size: Any, node: fx.Node) -> None:
         """Note that a node computes this size."""
         self._made.setdefault((type(size), size.node.expr), node)
 

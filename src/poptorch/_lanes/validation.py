@@ -32,9 +32,9 @@ def differences(
         rows: the micro-batches, in the order of the lanes; None for random ones.
     """
     generator = torch.Generator().manual_seed(0)
-    state = {s.key: given.get(s.key, _random(s, generator)) for s in one.inputs if not _own(s)}
+    state = {s.key: given.get(s.key, _random(s, generator)) for s in one.inputs if not _is_batch(s)}
     if rows is None:
-        batch = filter(_own, one.inputs)
+        batch = filter(_is_batch, one.inputs)
         rows = {s.key: [_random(s, generator) for _ in range(lanes.count)] for s in batch}
     seeds = [*range(1, lanes.count + 1)]
     with torch.random.fork_rng(devices=[]), torch.no_grad():
@@ -95,7 +95,7 @@ def _nudged(value: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     return value + value * signs * max(_NUDGE, torch.finfo(value.dtype).eps)
 
 
-def _own(slot: Slot) -> bool:
+def _is_batch(slot: Slot) -> bool:
     return slot.kind is Kind.BATCH
 
 
@@ -130,7 +130,7 @@ def _one_after_another(
     seeds: list[int],
 ) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
     """Return by key the results, and the magnitude of what was summed."""
-    own = {slot.key for slot in several.inputs if slot.lanes and not _own(slot)}
+    own = {slot.key for slot in several.inputs if slot.lanes and not _is_batch(slot)}
     states = [dict(state) for _ in range(lanes.replicas)]
     types = {slot.key: slot.dtype for slot in several.outputs}
     gradients = {slot.key for slot in graph.gradients}

@@ -20,7 +20,7 @@ from .scripts import Script
 
 _SMALL = (cst.Expr, cst.Assign, cst.AnnAssign, cst.AugAssign, cst.Assert, cst.Return)
 _SUSPENDING = m.NamedExpr() | m.Yield() | m.Await()
-_LOOKING = """
+_QUERIES = """
     abs all any bool dict enumerate float format getattr int isinstance len list max min
     print range repr round set sorted str sum tuple type zip
 """
@@ -35,7 +35,7 @@ _EMPTY = m.List([]) | m.Dict([]) | m.Call(m.Name("list") | m.Name("dict") | m.Na
 
 
 @dataclass
-class _Aside:
+class _Reasons:
     """The reasons why a statement cannot run: the expressions, and what the user should know about
     them.
     """
@@ -71,7 +71,7 @@ def with_comments(code: str, comments: list[list[str]]) -> str:
 class _Commenting:
     def __init__(self, script: Script) -> None:
         self._script = script
-        self._found: dict[cst.CSTNode, _Aside] = {}
+        self._found: dict[cst.CSTNode, _Reasons] = {}
         self._working = {  # functions and classes of the script that use PopTorch
             script.plain(holder.name)
             for node, _ in script.uses()
@@ -80,7 +80,7 @@ class _Commenting:
         }
         for node, name in script.uses():
             row = meaning(name)
-            if row is not None and row.asks and not self._is_rewritten(node):
+            if row is not None and row.unavailable and not self._is_rewritten(node):
                 self._add(node, f"{name.removeprefix('poptorch.')}: {row.torch}")
         while self._follow():
             pass
@@ -113,7 +113,7 @@ class _Commenting:
     def _add(self, node: cst.CSTNode, why: str) -> bool:
         """Record an expression that does not exist in plain PyTorch; return whether it is new."""
         statement = self._statement(node)
-        aside = self._found.setdefault(statement, _Aside())
+        aside = self._found.setdefault(statement, _Reasons())
         if node in aside.roots:
             return False
         aside.roots.append(node)
@@ -130,7 +130,7 @@ class _Commenting:
         removed = isinstance(holder, (cst.Expr, cst.WithItem, cst.Decorator, cst.Annotation))
         if (
             row is not None
-            and row.goes
+            and row.is_dropped
             and (removed or (own is not node and self._is_unread(own, holder)))
         ):
             return True
@@ -148,7 +148,7 @@ class _Commenting:
 
     def _is_removed(self, call: cst.Call) -> bool:
         row = meaning(self._script.called(call))
-        return row is not None and row.goes
+        return row is not None and row.is_dropped
 
     def _follow(self) -> bool:
         """Record what reads the results of removed statements; return whether something was new."""
@@ -179,7 +179,7 @@ class _Commenting:
         function: Any = call.func
         if self._is_removed(call) or self._script.plain(function) in _TORCH:
             return True
-        if isinstance(function, cst.Name) and function.value in _LOOKING.split():
+        if isinstance(function, cst.Name) and function.value in _QUERIES.split():
             return True
         if isinstance(function, cst.Attribute) and function.attr.value in _READING.split():
             return True

@@ -54,14 +54,14 @@ class Meaning:
     aside: bool = False
 
     @property
-    def asks(self) -> bool:
+    def unavailable(self) -> bool:
         """Return whether plain PyTorch cannot provide the value, so that lines that need it are
         commented out.
         """
-        return self.aside or (self.goes and not self.value)
+        return self.aside or (self.is_dropped and not self.value)
 
     @property
-    def goes(self) -> bool:
+    def is_dropped(self) -> bool:
         return self.kind == "nothing" and not self.write
 
     @property

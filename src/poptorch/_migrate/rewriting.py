@@ -112,7 +112,7 @@ class _Rewriting(cst.CSTTransformer):
         call, left = original_node.value, updated_node.value
         name = self._script.called(call) if isinstance(call, cst.Call) else ""
         row = meaning(name)
-        gone = row is not None and row.goes and not name.startswith(_OPTIONS)
+        gone = row is not None and row.is_dropped and not name.startswith(_OPTIONS)
         gone |= row is not None and isinstance(left, (cst.Name, cst.Attribute, cst.Subscript))
         return cst.RemoveFromParent() if gone else updated_node
 
@@ -194,7 +194,7 @@ class _Rewriting(cst.CSTTransformer):
 
     def _call(self, name: str, row: Meaning, original: Any, updated: Any) -> Any:
         holder = self._script.parents[original]
-        if row.goes:
+        if row.is_dropped:
             if isinstance(holder, cst.Assign):
                 return cst.Name("None")
             if isinstance(holder, (cst.Expr, cst.WithItem, cst.Decorator)):
@@ -301,7 +301,7 @@ class _Rewriting(cst.CSTTransformer):
             return cst.parse_expression(copied) if self._loops else base
         if name == f"{_OPTIONS}._Popart.set":
             self._key(original)
-        if row.goes:
+        if row.is_dropped:
             return base
         if not row.own or not (row.field or row.write):
             self._todo(f"{name}({', '.join(self._code(each.value) for each in updated.args)})", row)
@@ -384,7 +384,7 @@ class _Rewriting(cst.CSTTransformer):
     def _is_removed(self, node: cst.CSTNode) -> bool:
         of: Any = self._script.called if isinstance(node, cst.Call) else self._script.name
         row = meaning(of(node))
-        return row is not None and row.goes
+        return row is not None and row.is_dropped
 
     def _unused(self, node: cst.CSTNode) -> bool:
         """Return whether a node is part of an annotation, or of a call that is removed."""

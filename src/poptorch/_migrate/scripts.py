@@ -93,7 +93,7 @@ class Script:
             return function
         owner = function.rpartition(".")[0]
         of = meaning(owner)
-        chained = owner.startswith("poptorch.Options") or (of is not None and of.goes)
+        chained = owner.startswith("poptorch.Options") or (of is not None and of.is_dropped)
         return _EXECUTOR if function in _MAKERS else owner if chained else ""
 
     def line(self, node: cst.CSTNode) -> int:

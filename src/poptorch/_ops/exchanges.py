@@ -24,7 +24,7 @@ def _of_all(x: torch.Tensor, processes: int) -> torch.Tensor:
     return torch.cat(parts, 1)
 
 
-def _own(x: torch.Tensor, processes: int) -> torch.Tensor:
+def _part_of_process(x: torch.Tensor, processes: int) -> torch.Tensor:
     size = x.shape[1] // processes
     return x.narrow(1, _job.current().index * size, size).clone()
 
@@ -39,7 +39,7 @@ _OF_ALL = define(
 _OWN = define(
     "of_own_process",
     "(Tensor x, int processes) -> Tensor",
-    _own,
+    _part_of_process,
     lambda x, count: x.new_empty(x.shape[0], x.shape[1] // count, *x.shape[2:]),
 )
 Formula = Callable[[torch.Tensor], torch.Tensor]
@@ -50,7 +50,7 @@ def _gathered(x: torch.Tensor) -> torch.Tensor:
     return x.unsqueeze(1).expand(x.shape[0], x.shape[1], *x.shape[1:])
 
 
-def _own_part(gradient: torch.Tensor) -> torch.Tensor:
+def _part_of_this_process(gradient: torch.Tensor) -> torch.Tensor:
     """... and its gradient is its own part of the result's gradient."""
     return gradient.diagonal(0, 1, 2).movedim(-1, 1)
 
@@ -80,7 +80,7 @@ def _exchanged(x: torch.Tensor) -> torch.Tensor:
 
 # For the tensors of all replicas, and for the gradients of their results.
 _KINDS: dict[str, Callable[..., tuple[Formula, Formula]]] = {
-    "all_gather": lambda: (_gathered, _own_part),
+    "all_gather": lambda: (_gathered, _part_of_this_process),
     "all_reduce": _all_reduce,
     "all_to_all": lambda: (_exchanged, _exchanged),
 }

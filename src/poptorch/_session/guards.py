@@ -365,28 +365,28 @@ class Attributes:
         set_inside = {
             text for get, name, value, _, text in self._before if not is_same(get(name), value)
         }
-        looks = []
+        readers = []
         compiled = []
         named: dict[int, str] = {}
         for get, name, _, value, text in self._before:
             inside = list(map(id, _tensors(value)))
             if text not in set_inside and (not inside or not read.isdisjoint(inside)):
-                looks.append((get, name, text))
+                readers.append((get, name, text))
                 compiled.append(value)
                 named |= dict.fromkeys(inside, text)
-        values = self._values(looks)
+        values = self._values(readers)
         values.expected = compiled
         return [values, self._versions(tensors, named)]
 
-    def _values(self, looks: list[tuple[Callable[[str], Any], str, str]]) -> Guard:
+    def _values(self, readers: list[tuple[Callable[[str], Any], str, str]]) -> Guard:
         def read() -> list[Any]:
-            return [get(name) for get, name, _ in looks]
+            return [get(name) for get, name, _ in readers]
 
         def keep(values: list[Any]) -> list[Any]:
             return list(map(_copy, values))
 
         def changes(before: list[Any]) -> Iterator[str]:
-            for (get, name, attribute), old in zip(looks, before, strict=True):
+            for (get, name, attribute), old in zip(readers, before, strict=True):
                 now = get(name)
                 if not is_same(now, old) and not _grown(now, old):
                     yield f"{attribute} was {_text(old)} and is {_text(now)}"

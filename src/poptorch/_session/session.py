@@ -154,7 +154,7 @@ class Session:
         excludes = source.excluding(spec.runtime.source_excludes)
         mode, as_recorded = self.model.in_mode(), torch.autocast("cpu", enabled=False)
         with (
-            interrupts.insisting(),
+            interrupts.delivering(),
             self._progress() as progress,
             hooks.around(),
             excludes,
@@ -351,7 +351,7 @@ class Session:
                 done.append(call.run(*prepared))
         finally:
             if self.programs.all and self.programs.all[-1] is not usual:
-                self._go_on_with(usual)
+                self._switch_to(usual)
         results = join_results([results for _, results, _ in done], usual.emitted())
         return done[-1][0], results, (*done[0][2][:2], done[-1][2][2])
 
@@ -414,10 +414,10 @@ class Session:
                 log.python.info(
                     "Options.programs: an additional program was compiled for %s", variant.inputs
                 )
-        self._go_on_with(variant)
+        self._switch_to(variant)
         return variant
 
-    def _go_on_with(self, variant: Specialization) -> None:
+    def _switch_to(self, variant: Specialization) -> None:
         with interrupts.deferred(), without_user_modes():
             if self.optimizer is not None and not variant.reading.has_those_of(self.now.reading):
                 self.optimizer.detach()

@@ -2,7 +2,7 @@
 
 from .bundles import flatten, gather, spread
 from .clipping import Anchor
-from .own_bundles import alike, over_bundles
+from .own_bundles import equally_updated, over_bundles
 from .own_discovery import discover
 from .per_group import compute_dtype
 from .reduction import Accumulation

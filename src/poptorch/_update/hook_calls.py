@@ -56,7 +56,7 @@ def _checked(hook: Hook, optimizer: Any) -> Iterator[None]:
         with _Shown(hook):
             yield
     finally:
-        changed = before.put_back()
+        changed = before.restore()
     if changed:
         raise Error(
             "A hook of the optimizer's step changes values that are not part of the step",
@@ -152,7 +152,7 @@ class _HostValues:
             inner = f"attribute '{key}' of {name}" if of_object else name
             self._save(item, inner, depth - 1)
 
-    def put_back(self) -> list[str]:
+    def restore(self) -> list[str]:
         """Let everything be as it was; return the names of what was changed."""
         changed = []
         for name, cell, value in self._cells:

@@ -57,7 +57,7 @@ class Wholes:
         self.seen.update(weights)
 
 
-class _NotAlike(Exception):  # noqa: N818 (it says what is the case)
+class _DependsOnShape(Exception):  # noqa: N818 (it says what is the case)
     pass
 
 
@@ -74,7 +74,7 @@ class Signatures:
         """Return a text for all results of a weight, by name; None if they depend on its shape."""
         try:
             return self._digest(tuple(results))
-        except _NotAlike:
+        except _DependsOnShape:
             return None
 
     def _of(self, number: int) -> str:
@@ -93,12 +93,12 @@ class Signatures:
                 return "number", form.dtype
             dense = torch.empty(form.shape, device="meta").stride()
             if (form.shape, form.stride, form.offset) != (self._shape, dense, 0):
-                raise _NotAlike
+                raise _DependsOnShape
             return "elements", form.dtype
         if isinstance(form, tuple):
             if form and form == self._sizes:
                 return "sizes"
             if form[:1] == ("foreign",):
-                raise _NotAlike
+                raise _DependsOnShape
             return tuple(map(self._without_shape, form))
         return form

@@ -235,7 +235,7 @@ class Numbers(TorchFunctionMode):
             self._computed[known] = as_number(made)
             value = self.origins.uniform(tensor)
             if value is not None:
-                self.origins.say_uniform(made, value)
+                self.origins.mark_uniform(made, value)
         return self._computed[known]
 
     def _truth(self, tensor: Tensor) -> bool:

@@ -66,7 +66,7 @@ class Origins:
     def keep(self, tensor: Tensor) -> None:
         self._kept.append(tensor)
 
-    def say_uniform(self, number: Tensor, value: complex) -> None:
+    def mark_uniform(self, number: Tensor, value: complex) -> None:
         """Record the present value of a number."""
         with unobserved():
             self._uniform[place_of(number)] = value

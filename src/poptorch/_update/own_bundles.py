@@ -21,7 +21,7 @@ from .._ir.spec import OptimSpec
 from .own_discovery import discover
 
 
-def alike(spec: OptimSpec, weights: Sequence[Slot]) -> list[Slot]:
+def equally_updated(spec: OptimSpec, weights: Sequence[Slot]) -> list[Slot]:
     """Return the largest set of weights, for each group and type, that are updated in the
     same way.
     """

@@ -359,7 +359,7 @@ class _Discovery:
                     value = enter(value, key, source)
                 else:
                     continue
-                self.origins.say_uniform(value, self.own.numbers[place])
+                self.origins.mark_uniform(value, self.own.numbers[place])
                 inputs.hypers[place] = value
         inputs.share_memory(self.own.first_views if first else self.own.views)
         return inputs

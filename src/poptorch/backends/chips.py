@@ -122,7 +122,7 @@ class Replica:
             else:
                 self.write(key, state.read(slot, self.number))
 
-    def give_back(self, state: State) -> None:
+    def copy_to_state(self, state: State) -> None:
         written = {
             slot.key: slot for graph in self._staged.graphs.values() for slot in graph.outputs
             if slot.is_state and slot.key in state.tensors and self._homes(slot.key)
@@ -131,11 +131,11 @@ class Replica:
             state.read(slot, self.number).copy_(self.read(key))
 
     def read(self, key: str) -> torch.Tensor:
-        return self._rests(self._homes(key)[0], key)[key, 0]
+        return self._memory_of(self._homes(key)[0], key)[key, 0]
 
     def write(self, key: str, value: torch.Tensor) -> None:
         for chip in self._homes(key):
-            self._rests(chip, key)[key, 0] = chip.device.copy_of(value)
+            self._memory_of(chip, key)[key, 0] = chip.device.copy_of(value)
 
     def _homes(self, key: str) -> list[Chip]:
         return [self._chips[chip] for chip in self._staged.homes[key] if chip in self._chips]
@@ -148,7 +148,7 @@ class Replica:
         }  # fmt: skip
         return sorted(key for key in inputs if self._homes(key))
 
-    def _rests(self, chip: Chip, key: str) -> dict[Name, torch.Tensor]:
+    def _memory_of(self, chip: Chip, key: str) -> dict[Name, torch.Tensor]:
         return chip.streaming if key in self._off_chip else chip.memory
 
     def do(self, action: Action, step: int, batch: Sequence[torch.Tensor]) -> None:
@@ -213,11 +213,11 @@ class Replica:
         devices = [chip.device for chip in self._chips.values()]
         synchronise(devices)
         for target, name, value in self._sent:
-            self.take_in([target], name, value)
+            self.deliver([target], name, value)
         synchronise(devices)  # memory that is freed now may be reused on any device
         self._sent.clear()
 
-    def take_in(
+    def deliver(
         self, chips: Sequence[int], name: Name, value: torch.Tensor, own: bool = False
     ) -> None:
         """Give a value or copies of it to chips. With ``own``, nothing else refers to the value."""

@@ -95,7 +95,7 @@ def _taken(copy: fx.Node) -> _Taken | None:
     if is_constant(given.numbers["weight_decay"], 0):
         tensors.append(given.gradient)
     writes = _writes(node, (place, *given.moments.values()))
-    if not (writes and is_place and kernel.takes(given) and _are_alike(tensors)):
+    if not (writes and is_place and kernel.takes(given) and _can_share_kernel(tensors)):
         return None
     return _Taken(kernel, node, given, place, writes)
 
@@ -145,7 +145,7 @@ def _before_cast(node: fx.Node) -> Any:
     return node.args[0] if widened else node
 
 
-def _are_alike(nodes: Iterable[Any]) -> bool:
+def _can_share_kernel(nodes: Iterable[Any]) -> bool:
     """Return whether the kernels accept these tensors together."""
     values = [node.meta.get("val") for node in nodes]
     return all(

@@ -97,7 +97,7 @@ class Peers:
         own, parts = self.part, self._staged.parts
         return [chip for chip in self._staged.workload.chips if parts[chip] == own]
 
-    def check_alike(self, batch: Sequence[torch.Tensor]) -> None:
+    def check_inputs_agree(self, batch: Sequence[torch.Tensor]) -> None:
         if self._parts == 1:
             return
         own = 0
@@ -184,13 +184,13 @@ class Passing:
         if len(gone) >= _TOGETHER:
             self._release(gone)
 
-    def take_in(self, column: int, replica: Replica) -> None:
+    def receive_due(self, column: int, replica: Replica) -> None:
         """Wait for the values that a replica reads in a column."""
         due = [m for m in self._coming if m.transit.read <= column and m.replica is replica]
         for message in due:
             _job.current().received(message.work, _VALUES, message.other)
             self._coming.remove(message)
-            replica.take_in(
+            replica.deliver(
                 message.transit.chips, self._name(message.transit), message.value, own=True
             )
 

@@ -49,7 +49,7 @@ def without_writes(graph: Graph) -> tuple[fx.GraphModule, list[int]]:
         root = storage_root(node)
         # An input, or a view of one, must be read before any write.
         shared = root.op == "placeholder" or (place is None and root in roots)
-        own = _own(graph.module.graph, node, output) if shared else node
+        own = _copy_before(graph.module.graph, node, output) if shared else node
         if place is None:
             roots.add(root)
             results.append(own)
@@ -92,14 +92,14 @@ def view(tensor: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
         return tensor.reshape(size)
 
 
-def _own(graph: fx.Graph, node: fx.Node, before: fx.Node) -> fx.Node:
+def _copy_before(graph: fx.Graph, node: fx.Node, before: fx.Node) -> fx.Node:
     with graph.inserting_before(before):
         copied = graph.call_function(aten.clone.default, (node,))
     copied.meta["val"] = node.meta.get("val")
     return copied
 
 
-def at_home(module: fx.GraphModule, device: torch.device) -> fx.GraphModule:
+def for_device(module: fx.GraphModule, device: torch.device) -> fx.GraphModule:
     """Return a graph for another device that was traced for the host."""
     if device.type == "cpu":
         return module
@@ -112,5 +112,5 @@ def at_home(module: fx.GraphModule, device: torch.device) -> fx.GraphModule:
     moved = graph_module(module, graph)
     for name, part in list(moved.named_children()):
         if isinstance(part, fx.GraphModule):  # the body of a loop or branch
-            setattr(moved, name, at_home(part, device))
+            setattr(moved, name, for_device(part, device))
     return moved

@@ -67,7 +67,7 @@ class Threads:
                   else function(*args, **kwargs))  # fmt: skip
         self._seconds.append(self._clock() - start)
         if len(self._seconds) >= self._calls:
-            self._go_on()
+            self._exchange_seconds()
         return result
 
     def _begin(self, user: int) -> None:
@@ -76,7 +76,7 @@ class Threads:
         self._seconds = list[float]()
         self._user = user  # now the new number is in use
 
-    def _go_on(self) -> None:
+    def _exchange_seconds(self) -> None:
         with interrupts.deferred():
             self.chosen, self._calls = self._numbers.send(self._seconds)
             self._seconds = []

@@ -30,7 +30,7 @@ from .calls import with_fewer_calls
 from .driver import LoopExecutable, Point, program_report
 from .fused_steps import STEPS
 from .offloaded import Offloaded
-from .prepare import accept_strides, at_home, prepare, view
+from .prepare import accept_strides, for_device, prepare, view
 from .process import keep_freed_memory
 from .protocol import Compiled, Executable, Progress
 
@@ -60,7 +60,7 @@ class Reference:
         return executable if on_host else Offloaded(executable, plan, self.device)
 
     def interpreted(self, graph: Graph) -> Compiled:
-        module = at_home(accept_strides(with_fewer_calls(prepare(graph))), self.device)
+        module = for_device(accept_strides(with_fewer_calls(prepare(graph))), self.device)
         forward, context = _code(module), _below_autograd(module)
 
         def run(arguments: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:

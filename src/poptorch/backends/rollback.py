@@ -185,7 +185,7 @@ class Snapshot:
         self._random = state.rng, [each.get_state() for each in self._generators]
         self._updates = state.updates
 
-    def put_back(self, state: State, batch: Sequence[torch.Tensor]) -> None:
+    def restore(self, state: State, batch: Sequence[torch.Tensor]) -> None:
         for key in self._keys:
             state.values[key].copy_(self._values[key])
         for key in self._sums:

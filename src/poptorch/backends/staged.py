@@ -22,7 +22,7 @@ from .._ir.slots import Kind
 from .chips import Replica, devices
 from .driver import Collector, Keys, ResultModes, device_generator, program_report
 from .peers import Passing, Peers
-from .prepare import accept_strides, at_home
+from .prepare import accept_strides, for_device
 from .protocol import Executable, Progress
 from .rollback import Rollback
 
@@ -76,7 +76,7 @@ class StagedExecutable:
         chips = self._peers.chips
         self._devices = dict(zip(chips, devices(len(chips)), strict=True))
         self._modules = {
-            each: at_home(accept_strides(graph.copy().module), self._devices[chip].torch_device)
+            each: for_device(accept_strides(graph.copy().module), self._devices[chip].torch_device)
             for each, graph in staged.graphs.items()
             if (chip := staged.workload.chip_of(each)) in self._devices
         }
@@ -96,7 +96,7 @@ class StagedExecutable:
         return self._report
 
     def run(self, state: State, batch: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        self._peers.check_alike(batch)
+        self._peers.check_inputs_agree(batch)
         loops = self._plan.program.loops
         slices = loops.cut(batch)
         first = self._plan.spec.first_replica
@@ -120,7 +120,7 @@ class StagedExecutable:
                 self._rollback.roll_back(state, error)
                 raise
             for replica in replicas:
-                replica.give_back(state)
+                replica.copy_to_state(state)
             state.updates += flushes if self._plan.spec.training else 0
         self._return_inputs(replicas, slices, batch)
         return self._collected(replicas)
@@ -151,7 +151,7 @@ class StagedExecutable:
                 interrupts.check()
                 passing.begin(column)
                 for replica in replicas:
-                    passing.take_in(column, replica)
+                    passing.receive_due(column, replica)
                     for action in actions:
                         step = loops.step(flush, action.micro_batch)
                         at = loops.slice_of(step, replica.number)

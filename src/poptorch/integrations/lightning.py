@@ -76,11 +76,11 @@ class PopTorchStrategy(SingleDeviceStrategy):  # type: ignore[misc]
         inference_opts: poptorch.Options | None = None,
     ) -> None:
         super().__init__(device="cpu")
-        self._poptorch_options = _own(options)
+        self._poptorch_options = _options_of_trainer(options)
         if inference_opts is None:
             self._inference_options = _for_inference(self._poptorch_options.clone())
         else:
-            self._inference_options = _own(inference_opts)
+            self._inference_options = _options_of_trainer(inference_opts)
         self._training: poptorch.PoplarExecutor | None = None
         self._others: dict[str, poptorch.PoplarExecutor] = {}
         self._window: list[tuple[Any, ...]] = []
@@ -320,7 +320,7 @@ def _rows(batch: Any) -> int:
     return next((tensor.shape[0] for tensor in tensors if tensor.dim()), 1)
 
 
-def _own(options: poptorch.Options | None) -> poptorch.Options:
+def _options_of_trainer(options: poptorch.Options | None) -> poptorch.Options:
     """Return a copy of options for programs of which each takes one batch of the Trainer."""
     own = poptorch.Options() if options is None else options.clone()
     more = "set Trainer(accumulate_grad_batches=...) to take more batches at once"

@@ -11,7 +11,7 @@ import torch
 
 from .._base.keywords import also_called
 from .arguments import checked
-from .kind import CLIPPING, MOMENT_TYPES, OptimizerKind, agreed, as_it_is
+from .kind import CLIPPING, MOMENT_TYPES, OptimizerKind, agreed, shown_directly
 from .optimizer import Optimizer, Params
 
 
@@ -98,11 +98,11 @@ class AdamW(Optimizer, torch.optim.AdamW):
 
 MOMENTS = {"Accl1": "first", "Accl2": "second"}
 SHOWN = (
-    as_it_is("learningRate", "lr"),
-    as_it_is("weightDecay", "weight_decay"),
-    as_it_is("adamBeta1", "beta1"),
-    as_it_is("adamBeta2", "beta2"),
-    as_it_is("adamEps", "eps"),
+    shown_directly("learningRate", "lr"),
+    shown_directly("weightDecay", "weight_decay"),
+    shown_directly("adamBeta1", "beta1"),
+    shown_directly("adamBeta2", "beta2"),
+    shown_directly("adamEps", "eps"),
 )
 ADAMW = OptimizerKind(
     "adamw",

@@ -39,7 +39,7 @@ class Shown:
         return (value - zero) / (one - zero) if one != zero else None
 
 
-def as_it_is(name: str, hyper: str) -> Shown:
+def shown_directly(name: str, hyper: str) -> Shown:
     return Shown(name, hyper, operator.itemgetter(hyper))
 
 

@@ -11,7 +11,7 @@ import torch
 
 from .adam import MOMENTS, SHOWN
 from .arguments import checked
-from .kind import MOMENT_TYPES, OptimizerKind, as_it_is
+from .kind import MOMENT_TYPES, OptimizerKind, shown_directly
 from .optimizer import Optimizer, Params
 
 _STRUCTURE: dict[str, Any] = {**MOMENT_TYPES, "bias_correction": True}
@@ -117,5 +117,5 @@ LAMB_KIND = OptimizerKind(
     ("lr", "betas", "eps", "weight_decay", "max_weight_norm"),
     _STRUCTURE,
     MOMENTS,
-    lambda constants: (*SHOWN, as_it_is("maxWeightNorm", "max_weight_norm")),
+    lambda constants: (*SHOWN, shown_directly("maxWeightNorm", "max_weight_norm")),
 )

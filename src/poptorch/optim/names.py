@@ -16,7 +16,7 @@ from .._ir.slots import Slot
 from .._ir.spec import OptimSpec
 from . import KINDS
 from .arguments import number
-from .kind import Hypers, Shown, as_it_is
+from .kind import Hypers, Shown, shown_directly
 
 STEPPED = "stepped"
 _KINDS = {kind.algorithm: kind for kind in KINDS}
@@ -167,7 +167,7 @@ def _entries(
 ) -> Iterator[tuple[str, Shown, Hypers, int]]:
     scaling = values.get(slots.LOSS_SCALING.key, spec.loss_scaling)
     own = {"loss_scaling": scaling} if spec.own is not None else _hypers(spec, values, 0)
-    yield "lossScaling_FLOAT", as_it_is("", "loss_scaling"), own, -1
+    yield "lossScaling_FLOAT", shown_directly("", "loss_scaling"), own, -1
     if spec.own is not None:
         return
     for index, group in enumerate(spec.groups):

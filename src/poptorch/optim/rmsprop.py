@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from .arguments import checked
-from .kind import MOMENT_TYPES, OptimizerKind, as_it_is
+from .kind import MOMENT_TYPES, OptimizerKind, shown_directly
 from .optimizer import Optimizer, Params
 
 
@@ -55,11 +55,11 @@ class RMSprop(Optimizer, torch.optim.RMSprop):
 
 
 _SHOWN = (
-    as_it_is("learningRate", "lr"),
-    as_it_is("weightDecay", "weight_decay"),
-    as_it_is("adaptiveAlpha", "alpha"),
-    as_it_is("adaptiveEps", "eps"),
-    as_it_is("adaptiveMomentum", "momentum"),
+    shown_directly("learningRate", "lr"),
+    shown_directly("weightDecay", "weight_decay"),
+    shown_directly("adaptiveAlpha", "alpha"),
+    shown_directly("adaptiveEps", "eps"),
+    shown_directly("adaptiveMomentum", "momentum"),
 )
 RMSPROP = OptimizerKind(
     "rmsprop",

@@ -9,7 +9,7 @@ import torch
 
 from .._base import log
 from .arguments import checked
-from .kind import CLIPPING, OptimizerKind, Shown, as_it_is
+from .kind import CLIPPING, OptimizerKind, Shown, shown_directly
 from .optimizer import Optimizer, Params
 
 
@@ -94,7 +94,7 @@ _SHOWN_WITHOUT_MOMENTUM = (
 def _shown(number: int, scaling: str) -> tuple[Shown, ...]:
     return (
         Shown(f"scaledLearningRate{number}", "lr", lambda h: h["lr"] / h[scaling]),
-        as_it_is(f"scaledMomentum{number}", "momentum"),
+        shown_directly(f"scaledMomentum{number}", "momentum"),
         Shown(
             f"dampeningScaleFactor{number}",
             "dampening",

@@ -36,7 +36,7 @@ _OWN = "pass a tensor with its own memory: call tensor.clone() before its storag
 _PLAIN = "pass a plain tensor of this process: torch.tensor(...), tensor.as_subclass(torch.Tensor)"
 _COMPLAINT = re.compile("out of (range|bounds)")
 _REMEMBERED = 1024  # combinations of sizes
-_look = operator.attrgetter("dtype", "shape", "is_cpu", "requires_grad")
+_facts_of = operator.attrgetter("dtype", "shape", "is_cpu", "requires_grad")
 _CHECKED = "or disable this check: options.Precision.checkIndices(False) before you wrap the model"
 
 
@@ -93,7 +93,7 @@ class Inputs:
         same = [d if self._device_dtype(d) is d else None for d in self._dtypes]
         devices = [t.is_cpu for t in self.bound.tensors]
         gradients = [False] * len(shapes)
-        self._looks = list(zip(same, shapes, devices, gradients, strict=True))
+        self._known = list(zip(same, shapes, devices, gradients, strict=True))
         self._strides = [torch.empty(shape, device="meta").stride() for shape in shapes]
 
     @property
@@ -226,13 +226,13 @@ class Inputs:
         are.
         """
         tensors = self._quick(arguments)
-        if tensors is None or not _are_ready(tensors, self._looks, self._strides):
+        if tensors is None or not _are_ready(tensors, self._known, self._strides):
             return None
         return tensors
 
     def takes(self, arguments: Arguments) -> bool:
         """Return whether a call is of this kind."""
-        given = self._alike(arguments)
+        given = self._with_other_sizes(arguments)
         return given is not None and self._allows([tensor.shape for tensor in given])
 
     def covers(self, other: Inputs) -> bool:
@@ -246,19 +246,19 @@ class Inputs:
 
     def differs_in_sizes(self, arguments: Arguments) -> bool:
         """Return whether a call has inputs like these but for sizes of dimensions."""
-        given = self._alike(arguments)
+        given = self._with_other_sizes(arguments)
         return given is not None and all(
             tensor.dim() == len(shape) for tensor, shape in zip(given, self._shapes, strict=True)
         )
 
     def may_have_sizes_of(self, arguments: Arguments) -> bool:
         """Tell whether a call has tensors that divide into micro-batches and are not empty."""
-        given = self._alike(arguments)
+        given = self._with_other_sizes(arguments)
         return given is not None and all(
             tensor.numel() > 0 and self._loops.divides(tensor.shape) for tensor in given
         )
 
-    def _alike(self, arguments: Arguments) -> Sequence[torch.Tensor] | None:
+    def _with_other_sizes(self, arguments: Arguments) -> Sequence[torch.Tensor] | None:
         """Return the tensors of a call that differs from this kind in shapes at most."""
         given = self._quick(arguments)
         if given is None:
@@ -308,11 +308,11 @@ class Inputs:
                 _mismatch(title, difference.detail)
 
     def _prepare(self, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        if _are_ready(tensors, self._looks, self._strides):
+        if _are_ready(tensors, self._known, self._strides):
             return tensors
         result = []
         for at, (tensor, look, strides) in enumerate(
-            zip(tensors, self._looks, self._strides, strict=True)
+            zip(tensors, self._known, self._strides, strict=True)
         ):
             if _are_ready([tensor], [look], [strides]):
                 result.append(tensor)
@@ -364,12 +364,14 @@ class Inputs:
 
 
 def _are_ready(
-    tensors: Sequence[torch.Tensor], looks: list[tuple[Any, ...]], strides: list[tuple[int, ...]]
+    tensors: Sequence[torch.Tensor],
+    known: list[tuple[Any, ...]],
+    strides: list[tuple[int, ...]],
 ) -> bool:
     """Return whether the device can read tensors as they are."""
     try:
         return (
-            list(map(_look, tensors)) == looks
+            list(map(_facts_of, tensors)) == known
             and list(map(torch.Tensor.stride, tensors)) == strides
             and all(map(torch.Tensor.data_ptr, tensors))
         )

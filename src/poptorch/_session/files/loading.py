@@ -101,7 +101,7 @@ def _fitting(
     result = []
     for target, known, new in zip(targets, attributes(optimizer), saved.hypers, strict=True):
         _check_range(new)
-        wrong = [name for name in new if name in known and not _alike(new[name], known[name])]
+        wrong = [name for name in new if name in known and not _has_types(new[name], known[name])]
         if wrong:
             _refuse(f"{wrong[0]} is {new[wrong[0]]!r}", repr(known[wrong[0]]))
         result.append((target, {name: new[name] for name in new if name in known}))
@@ -137,10 +137,10 @@ def _refuse(there: str, here: str) -> NoReturn:
     )
 
 
-def _alike(new: Any, old: Any) -> bool:
+def _has_types(new: Any, old: Any) -> bool:
     if isinstance(new, (list, tuple)):
         old_items = old if isinstance(old, (list, tuple)) else ()
-        return len(new) == len(old_items) and all(map(_alike, new, old_items))
+        return len(new) == len(old_items) and all(map(_has_types, new, old_items))
     if isinstance(new, bool) or new is None or isinstance(old, bool) or old is None:
         return isinstance(old, (bool, type(None))) and isinstance(new, (bool, type(None)))
     return any(isinstance(new, kind) and isinstance(old, kind) for kind in (str, (int, float)))

@@ -66,14 +66,14 @@ class Model:
         self._trained, self._has_warned = trained, False
         self._seen_training = users.training, module.training
         self._use_modules(list(module.modules()))
-        self._mode = tuple(self._look())
+        self._mode = tuple(self._read_modes())
 
     def _use_modules(self, modules: list[nn.Module]) -> None:
         self._modules = modules
         owns = list(map(vars, modules))  # looking these up takes two thirds of the time
         are_there = all("training" in own for own in owns)  # not the case for TorchScript modules
-        look = (_own_training, owns) if are_there else (_training, modules)
-        self._look: Callable[[], Iterator[bool]] = functools.partial(map, *look)
+        read = (_own_training, owns) if are_there else (_training, modules)
+        self._read_modes: Callable[[], Iterator[bool]] = functools.partial(map, *read)
 
     def follow_mode(self) -> CallMode:
         """Follow the mode that the user has set on the module or on the executor, and return the
@@ -92,7 +92,7 @@ class Model:
         self._seen_training = users, own
         # the same condition as in ``_keeps_mode``
         if self._trained or own != seen_own or own or not users:
-            self._mode = tuple(self._look())
+            self._mode = tuple(self._read_modes())
         if self._trained and not users and not self._has_warned and not any(self._mode[1:]):
             self._has_warned = True
             log.python.warning(
@@ -102,7 +102,7 @@ class Model:
         return self._mode, _autocast()
 
     def _flags_now(self) -> TrainingFlags:
-        return (self.users.training, *self._look())
+        return (self.users.training, *self._read_modes())
 
     def is_still(self, before: CallMode) -> bool:
         """Return whether nothing has changed since ``follow_mode()`` returned this.
@@ -123,7 +123,7 @@ class Model:
         if not self._keeps_mode():
             yield
             return
-        set_by_user = tuple(self._look())
+        set_by_user = tuple(self._read_modes())
         self._set_training(self._mode)
         try:
             yield

@@ -107,14 +107,14 @@ class StateLayout:
         if start < end:
             flat[start:end] = value.detach().reshape(-1)[start - first : end - first]
 
-    def agrees_on(self, other: StateLayout, keys: Iterable[str]) -> list[str]:
+    def keys_held_alike(self, other: StateLayout, keys: Iterable[str]) -> list[str]:
         """Return those keys that the same processes hold in another program's layout."""
         return [key for key in keys if self._holders.get(key) == other._holders.get(key)]
 
     def has_layout_of(self, other: StateLayout) -> bool:
         """Return whether the common state of two programs is stored in the same processes."""
         common = self._holders.keys() & other._holders.keys()
-        return self.flat == other.flat and len(self.agrees_on(other, common)) == len(common)
+        return self.flat == other.flat and len(self.keys_held_alike(other, common)) == len(common)
 
 
 class StateStore:
@@ -155,7 +155,7 @@ class StateStore:
         tensors = (
             {}
             if other is None or not reading.has_those_of(other._reading)
-            else (self._alike(other))
+            else (self._shared_with(other))
         )
         self.state = State(tensors, writes=device.writes, device=compiled.device)
         self._allocate(compiled)
@@ -427,7 +427,7 @@ class StateStore:
                 keys[key] = key
         return {path for path, place in paths.items() if path == place}, keys
 
-    def _alike(self, other: StateStore) -> Tensors:
+    def _shared_with(self, other: StateStore) -> Tensors:
         """Return the tensors of another store that have the same layout here. They are shared."""
         slots = other._program.stored
         parts, other_parts = _parts(self._program), _parts(other._program)
@@ -440,7 +440,7 @@ class StateStore:
             and parts.get(key) == other_parts.get(key)
         ]
         theirs = other.state.tensors
-        return {key: theirs[key] for key in self.layout.agrees_on(other.layout, keys)}
+        return {key: theirs[key] for key in self.layout.keys_held_alike(other.layout, keys)}
 
     # State without a host tensor.
 
