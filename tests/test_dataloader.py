@@ -803,8 +803,8 @@ def test_one_permutation_for_all_processes_and_a_new_one_every_epoch(
     assert len({tuple(epoch) for epoch in epochs}) == 4
     for first, second in ((0, 1), (2, 3)):
         assert {*epochs[first], *epochs[second]} == set(range(23))
-    again = of_each_process(2, sets.Numbers(23), 2, seed=5, shuffle=True)
-    assert [x for made in again for x in flat(made)] == epochs[0]
+    repeated = of_each_process(2, sets.Numbers(23), 2, seed=5, shuffle=True)
+    assert [x for made in repeated for x in flat(made)] == epochs[0]
     other = of_each_process(2, sets.Numbers(23), 2, seed=6, shuffle=True)
     assert [x for made in other for x in flat(made)] != epochs[0]
 

@@ -109,7 +109,7 @@ def helped(command):
 
 print(json.dumps({
     "file": poptorch.__file__,
-    "beside": sorted(each.name.lower() for each in metadata.distributions()),
+    "installed": sorted(each.name.lower() for each in metadata.distributions()),
     "missing": {extra: missing(module) for extra, module in %r.items()},
     "commands": {
         each.name: helped(each)
@@ -135,9 +135,9 @@ def test_the_readme_trains_where_nothing_else_is_installed(alone: Path, tmp_path
     assert "emit loss, output.* final" in printed
     seen = json.loads(printed[-1])
     assert seen["file"].startswith(str(alone))
-    assert {"torch", "numpy", "tqdm", "filelock", "safetensors"} <= set(seen["beside"])
+    assert {"torch", "numpy", "tqdm", "filelock", "safetensors"} <= set(seen["installed"])
     tools = {"pytest", "mypy", "transformers", "lightning", "torch-geometric"}
-    assert tools.isdisjoint(seen["beside"])
+    assert tools.isdisjoint(seen["installed"])
     for extra, shown in seen["missing"].items():
         assert f'pip install "poptorch[{extra}]"' in shown
     assert sorted(seen["commands"]) == ["gc-info", "gc-monitor", "poprun", "poptorch"]

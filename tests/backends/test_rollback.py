@@ -158,9 +158,9 @@ def test_indices_in_buffers_are_checked_when_the_buffers_change() -> None:
     for at, key in ((0, "buffer.positions"), (1, "buffer.first")):
         state.tensors[key][0, 1] = 2 + at
         fails(in_place(wrapper, at=1), state, X, Y)
-    again = State(copies(state.tensors))
-    undisturbed.run(again, [X, Y])  # its buffers are new, and bad
-    assert again.copies
+    second = State(copies(state.tensors))
+    undisturbed.run(second, [X, Y])  # its buffers are new, and bad
+    assert second.copies
 
 
 class Shifted(nn.Module):

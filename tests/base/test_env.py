@@ -199,7 +199,7 @@ def larger_than_memory(path: Path) -> None:
     os.truncate(path, resources.memory_size() + 1)
 
 
-LIES = {
+INCONSISTENT_FILES = {
     "names without digests": (
         lambda path: with_header(path, header([archive.HEADER])),
         "no mapping|not a mapping",
@@ -213,10 +213,10 @@ LIES = {
 }
 
 
-@pytest.mark.parametrize("lie", LIES)
-def test_a_file_with_wrong_sizes_of_its_parts_is_refused(lie: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("fault", INCONSISTENT_FILES)
+def test_a_file_with_wrong_sizes_of_its_parts_is_refused(fault: str, tmp_path: Path) -> None:
     path = tmp_path / "file"
-    make, why = LIES[lie]
+    make, why = INCONSISTENT_FILES[fault]
     make(path)
     with pytest.raises(archive.InvalidFile, match=why):
         archive.read(path)

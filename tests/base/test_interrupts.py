@@ -24,7 +24,7 @@ class AlarmError(Exception):
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(interrupts, "_AGAIN", 0.01)
+    monkeypatch.setattr(interrupts, "_RESEND_SECONDS", 0.01)
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGALRM)}
     yield
     after = {number: signal.getsignal(number) for number in before}
@@ -85,7 +85,7 @@ def test_an_interrupt_that_was_dropped_is_raised_again_before_the_block_ends(
 def test_an_interrupt_that_was_dropped_is_raised_at_the_latest_when_the_block_ends(
     drop: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(interrupts, "_AGAIN", 100.0 if drop is not DROPS[2] else 0.01)
+    monkeypatch.setattr(interrupts, "_RESEND_SECONDS", 100.0 if drop is not DROPS[2] else 0.01)
     with pytest.raises(KeyboardInterrupt), interrupts.delivering():
         drop()
 

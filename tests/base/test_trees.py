@@ -116,10 +116,10 @@ def test_containers_with_unusual_constructors(
     value: collections.defaultdict | torch.Size | tuple[Any, ...],
 ) -> None:
     tensors, structure = trees.flatten(value)
-    again = structure.unflatten(tensors)
-    assert type(again) is type(value)
-    assert list(again) == list(value)
-    assert getattr(again, "default_factory", None) is getattr(value, "default_factory", None)
+    rebuilt = structure.unflatten(tensors)
+    assert type(rebuilt) is type(value)
+    assert list(rebuilt) == list(value)
+    assert getattr(rebuilt, "default_factory", None) is getattr(value, "default_factory", None)
 
 
 @pytest.mark.parametrize(

@@ -149,7 +149,7 @@ def test_batch_norms_and_copies_into_buffers_are_fine() -> None:
 
 
 @pytest.mark.parametrize(
-    "function, again",
+    "function, is_traced_twice",
     [
         (lambda m, x: nn.functional.dropout(m.layer(x), 0.5).relu(), False),
         (lambda m, x: m.norm(x[:, 1:].t()), False),
@@ -159,14 +159,14 @@ def test_batch_norms_and_copies_into_buffers_are_fine() -> None:
     ],
 )
 def test_only_code_that_writes_to_parts_or_computes_in_half_is_traced_twice(
-    function: Callable[..., Any], again: bool, monkeypatch: pytest.MonkeyPatch
+    function: Callable[..., Any], is_traced_twice: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Which takes two fifths of a capture's time."""
     traced, usual = [], purity._functionalize
     monkeypatch.setattr(purity, "_functionalize", lambda *a: traced.append(1) or usual(*a))
     layers = {"layer": nn.Linear(3, 3), "norm": nn.LayerNorm(2)}
     poptorch.inferenceModel(Having(function, **layers), options()).compile(normal(2, 3))
-    assert bool(traced) is again
+    assert bool(traced) is is_traced_twice
 
 
 X, LABELS = torch.randn(24, 12, 6), torch.randint(-3, 9, (24, 5)).where(torch.arange(5) > 0, 2)

@@ -80,9 +80,9 @@ def test_values_stay_the_same(backend: str, accumulation: int) -> None:
     first = Deep(behind=lambda x: F.dropout(x, 0.3))
     second = copy.deepcopy(first)
     plain = training(first, recomputing(0, accumulation=accumulation))
-    again = training(second, recomputing(1, backend, accumulation=accumulation))
+    recomputed = training(second, recomputing(1, backend, accumulation=accumulation))
     for _ in range(2):
-        torch.testing.assert_close(plain(X), again(X), **near(32, 2, size=0.1))
+        torch.testing.assert_close(plain(X), recomputed(X), **near(32, 2, size=0.1))
     for a, b in zip(first.parameters(), second.parameters(), strict=True):
         torch.testing.assert_close(a, b, **near(64, 2, size=0.1))
 

@@ -69,7 +69,7 @@ def test_a_model_that_is_seen_through_trains_as_the_plain_one(make: Callable[...
     torch.testing.assert_close(trained(make()), [*without.parameters()])
 
 
-def mixing(again: bool) -> Having:
+def mixing(checkpointed: bool) -> Having:
     """Whose first part, run again or not, mixes formats and finds a weight in a list."""
 
     def part(model: Having, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -81,7 +81,11 @@ def mixing(again: bool) -> Having:
     def forward(
         model: Having, x: torch.Tensor, y: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        out = checkpoint(part, model, x, y, use_reentrant=False) if again else part(model, x, y)
+        out = (
+            checkpoint(part, model, x, y, use_reentrant=False)
+            if checkpointed
+            else part(model, x, y)
+        )
         out = model.last(out.float())
         return out, nn.functional.mse_loss(out, y)
 

@@ -55,10 +55,10 @@ def over_a_turned_view(net: Having, x: torch.Tensor) -> torch.Tensor:
     """Write all of a tensor through a view of it, and read it in both ways."""
     made = net.layer(x) * 2
     turned = made.detach().clone().t()
-    again = turned.t().unsqueeze(0)
+    twice_turned = turned.t().unsqueeze(0)
     turned.div_(turned.norm()).add_(1)
     turned.t().mul_(2)
-    return loss_of(made * again[0] + turned.t() + turned[:1].t())
+    return loss_of(made * twice_turned[0] + turned.t() + turned[:1].t())
 
 
 def copied_over(net: Having, x: torch.Tensor) -> torch.Tensor:

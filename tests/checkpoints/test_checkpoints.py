@@ -67,12 +67,12 @@ def test_the_latest_checkpoints_are_kept_and_unfinished_ones_do_not_count(tmp_pa
             assert checkpoints.save().name == f"00000000{step}"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["000000005", "000000007"]
     shutil.copytree(tmp_path / "000000005", left)  # as of a process that was killed
-    again = make(tmp_path)
-    assert again.resume() is True
-    assert again.step == 7
-    (batch,) = (batch for _, batch in zip(range(1), again.batches(1), strict=False))
-    again._executor(batch)
-    again.save()
+    resumed = make(tmp_path)
+    assert resumed.resume() is True
+    assert resumed.step == 7
+    (batch,) = (batch for _, batch in zip(range(1), resumed.batches(1), strict=False))
+    resumed._executor(batch)
+    resumed.save()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["000000007", "000000008"]
 
 
@@ -90,9 +90,9 @@ def test_a_loop_that_was_left_early_continues_before_and_after_resuming(tmp_path
         break
     seen = take(first, 3) + take(first, 2)
     first.save()
-    again = made()
-    assert again.resume()
-    seen += take(again, 4)
+    resumed = made()
+    assert resumed.resume()
+    seen += take(resumed, 4)
     assert sorted(seen) == [2.0 * row for row in range(9)]
 
 
@@ -132,9 +132,9 @@ def test_a_run_continues_while_its_checkpoint_is_written(
     gate.set()
     checkpoints.wait()
     assert [path.name for path in tmp_path.iterdir()] == [folder.name] == ["000000002"]
-    again = make(tmp_path)
-    assert again.resume()
-    assert torch.equal(weight_of(again), saved)
+    resumed = make(tmp_path)
+    assert resumed.resume()
+    assert torch.equal(weight_of(resumed), saved)
 
 
 def test_the_end_of_a_process_waits_for_its_last_checkpoint(
@@ -177,9 +177,9 @@ def test_a_checkpoint_that_cannot_be_written_is_an_error_and_leaves_nothing(
     checkpoints._executor(next(batches))
     assert checkpoints.save(wait=waits).name == "000000003"
     checkpoints.wait()
-    again = make(tmp_path)
-    assert again.resume() is True
-    assert again.step == 3
+    resumed = make(tmp_path)
+    assert resumed.resume() is True
+    assert resumed.step == 3
 
 
 def test_state_that_cannot_be_stored_leaves_no_part_of_a_checkpoint(tmp_path: Path) -> None:
@@ -220,9 +220,9 @@ def test_resuming_takes_the_checkpoint_saved_last_not_the_one_with_most_steps(
 ) -> None:
     older_run(tmp_path, 40, 50)
     advanced(make(tmp_path, 1), 5)
-    again = make(tmp_path)
-    assert again.resume()
-    assert again.step == 5
+    resumed = make(tmp_path)
+    assert resumed.resume()
+    assert resumed.step == 5
 
 
 def test_an_older_run_with_more_steps_is_one_warning_with_both_remedies(
@@ -332,9 +332,9 @@ def test_objects_that_cannot_be_saved_or_resumed_are_refused(tmp_path: Path) -> 
     assert not first.resume()
     first._executor.compile(torch.ones(1, 2))
     first.save()  # before the first batch
-    again = make(tmp_path)
-    assert again.resume()
-    assert len(list(again.batches(1))) == 9
+    resumed = make(tmp_path)
+    assert resumed.resume()
+    assert len(list(resumed.batches(1))) == 9
     made = make(tmp_path, 1, counter=Counter([1.5]))
     made.save()
     with pytest.raises(poptorch.Error, match="before the model is compiled"):

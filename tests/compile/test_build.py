@@ -90,13 +90,13 @@ def test_a_graph_that_is_written_and_read_is_equal(name: str) -> None:
     training = poptorch.trainingModel(model, opts, torch.optim.SGD(model.parameters(), lr=0.1))
     training.compile(x, y)
     plan = training.plan()
-    again = read_back(plan)
-    verify.verify_program(again.program)
-    assert str(again.program) == str(plan.program)  # where nodes run is not saved
+    restored = read_back(plan)
+    verify.verify_program(restored.program)
+    assert str(restored.program) == str(plan.program)  # where nodes run is not saved
     state = training._session.weights.store.state
     rng, before = state.rng.clone(), {key: value.clone() for key, value in state.tensors.items()}
     batch, results = training._session.now.inputs.convert(((x, y), {}))[1], []
-    for each in (plan, again):
+    for each in (plan, restored):
         for key, value in before.items():
             state.write(key, value)
         state.rng = rng.clone()

@@ -168,12 +168,12 @@ def test_the_choice_is_kept_with_the_compiled_code(
     monkeypatch.setattr(cache, "_loaded", {})
     monkeypatch.setattr(fastest.Fastest, "_compare", None)  # not called again
 
-    again = decided(model, x)
+    second = decided(model, x)
 
     assert len([*folder.glob("*.choice")]) == 1
-    assert runtime(again) == "onnxruntime"
-    assert again._executable._choice == first._executable._choice
-    same(again, model, x)
+    assert runtime(second) == "onnxruntime"
+    assert second._executable._choice == first._executable._choice
+    same(second, model, x)
 
 
 DAMAGED = ["", "{}", "[1]", '{"seconds": [1, 2], "why": ""}', '"\\ud800"']
@@ -258,12 +258,12 @@ def test_disagreeing_results_keep_compiled_code_in_all_processes(
     poptorch.setLogLevel("DEBUG")
 
     first = decided(model, x)
-    again = decided(model, x)
+    second = decided(model, x)
 
-    assert runtime(first) == runtime(again) == "inductor"
+    assert runtime(first) == runtime(second) == "inductor"
     (why,) = {r.message for r in caplog.records if "does not run the program" in r.message}
     assert "output.0 differs by" in why
-    assert "output.0 differs by" in again._executable._choice.why
+    assert "output.0 differs by" in second._executable._choice.why
     same(first, model, x)
 
 
@@ -365,7 +365,7 @@ def test_results_of_all_kinds_are_those_of_eager_pytorch(monkeypatch: pytest.Mon
     opts.Precision.narrow64Bit(False)
 
     executor = decided(model, inputs, opts)
-    found, again = executor(*inputs), executor(*inputs)
+    found, second = executor(*inputs), executor(*inputs)
 
     with torch.no_grad():
         expected = model(*inputs)
@@ -374,7 +374,7 @@ def test_results_of_all_kinds_are_those_of_eager_pytorch(monkeypatch: pytest.Mon
     strides = {name: value.stride() for name, value in expected.items()}
     assert {name: value.stride() for name, value in found.items()} == strides
     own = {value.data_ptr() for value in found.values() if value.numel()}
-    assert own.isdisjoint(value.data_ptr() for value in (*again.values(), *inputs))
+    assert own.isdisjoint(value.data_ptr() for value in (*second.values(), *inputs))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

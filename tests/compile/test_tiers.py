@@ -157,11 +157,11 @@ def test_a_program_with_equal_graphs_has_compiled_code_at_once_in(
     compile_at_once(monkeypatch, takeover.store)
     if process == "the same process":
         monkeypatch.setattr(cache, "_loaded", takeover.loaded)
-    again = training(lr=0.01, iterations=4)
+    second = training(lr=0.01, iterations=4)
 
-    again(X.repeat(4, 1), Y.repeat(4, 1))
+    second(X.repeat(4, 1), Y.repeat(4, 1))
 
-    assert again._executable.report().backend == "inductor"
+    assert second._executable.report().backend == "inductor"
 
 
 @pytest.mark.slow

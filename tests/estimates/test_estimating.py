@@ -252,9 +252,9 @@ def test_weights_are_in_the_layout_of_the_forward_pass_when_it_is_recomputed(
         products = [row for row in estimate.operators if row.flops]
         return {row.stage_pass + row.module: row.exchange for row in products}
 
-    kept, again = exchange(once), exchange(twice)
+    kept, exchanged = exchange(once), exchange(twice)
 
-    assert again["0Blayers.1"] == pytest.approx(kept["0Flayers.1"] + kept["0Blayers.1"])
+    assert exchanged["0Blayers.1"] == pytest.approx(kept["0Flayers.1"] + kept["0Blayers.1"])
 
 
 # The schedule.

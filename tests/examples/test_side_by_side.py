@@ -220,8 +220,8 @@ def test_updates_are_those_of_sb3_where_its_order_does_not_matter(
 def test_an_agent_can_be_loaded_by_both_classes_and_a_seed_repeats_its_weights(
     train: Any, tmp_path: Path
 ) -> None:
-    first, again = agent(train.CompiledSAC), agent(train.CompiledSAC)
-    equal(first, again, rtol=0, atol=0)
+    first, second = agent(train.CompiledSAC), agent(train.CompiledSAC)
+    equal(first, second, rtol=0, atol=0)
     for kind in (sb3.SAC, train.CompiledSAC):
         first.save(tmp_path / "model.zip")
         other = kind.load(tmp_path / "model.zip", env=first.get_env())

@@ -442,9 +442,9 @@ def test_trimming_follows_the_seed_of_torch(
     torch.manual_seed(3)
     first = trimming(too_many_nodes).place
     torch.manual_seed(3)
-    again = trimming(too_many_nodes).place
+    second = trimming(too_many_nodes).place
 
-    assert torch.equal(again, first)
+    assert torch.equal(second, first)
 
 
 @pytest.mark.spec("geometric", 35)

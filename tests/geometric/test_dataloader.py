@@ -323,13 +323,13 @@ def test_batches_and_their_classes_can_be_pickled(
 ) -> None:
     batch = next(iter(pg.FixedSizeDataLoader(samples, 3)))
 
-    again = pickle.loads(pickle.dumps(batch))
+    restored = pickle.loads(pickle.dumps(batch))
     same_class = pickle.loads(pickle.dumps(type(batch)))
 
-    assert type(again) is type(batch)
+    assert type(restored) is type(batch)
     assert same_class is type(batch)
-    assert made.same(again, batch)
-    assert again.num_graphs == 3
+    assert made.same(restored, batch)
+    assert restored.num_graphs == 3
 
 
 @pytest.fixture

@@ -53,15 +53,15 @@ def test_a_graph_is_divided_into_tensors(data: Data | HeteroData) -> None:
 def test_a_graph_put_together_again_is_equal_and_another_object(data: Data | HeteroData) -> None:
     data.text = "text"
 
-    again = taken_apart_and_put_together(data)
+    rebuilt = taken_apart_and_put_together(data)
 
-    assert again is not data
-    assert type(again) is type(data)
-    assert made.same(again, data)
-    assert again.text == "text"
+    assert rebuilt is not data
+    assert type(rebuilt) is type(data)
+    assert made.same(rebuilt, data)
+    assert rebuilt.text == "text"
     if isinstance(data, Batch):
-        assert again.num_graphs == data.num_graphs
-        assert again.num_nodes == data.num_nodes
+        assert rebuilt.num_graphs == data.num_graphs
+        assert rebuilt.num_nodes == data.num_nodes
 
 
 class Scaling:

@@ -172,8 +172,8 @@ def attempt(
         if not subject.wrapper.isCompiled():
             return "refused", f"the right call is refused: {error}"
         subject.wrapper.destroy()  # it was compiled for an odd kind
-        again, problem = attempt(subject, what, args, kwargs)
-        return again, problem and f"after destroy(): {problem}"
+        second, problem = attempt(subject, what, args, kwargs)
+        return second, problem and f"after destroy(): {problem}"
     if what != "as meant" and what not in SAME:
         subject.follow()
         return "taken", None

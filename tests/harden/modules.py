@@ -52,7 +52,7 @@ ENDINGS = {
         lambda m, o, y: [o.argmax(1), marked(o.sin().square().mean()), metric(o, y)],
         lambda r: r[1],
     ),
-    "mark beside losses": (
+    "mark next to losses": (
         lambda m, o, y: (mse(o, y).detach(), (marked(mse(o, y) + penalty(m)), {"o": o.exp()})),
         lambda r: r[1][0],
     ),

@@ -90,10 +90,10 @@ def whole_and_resumed(folder: Path, *place: int) -> tuple[list[float], list[floa
     first = Run(folder / "run", 1, *place)
     begun = first.go_on(SAVED_AT)
     first.training.destroy()
-    again = Run(folder / "run", 2, *place)
-    assert again.checkpoints.resume()
-    begun += again.go_on()
-    again.training.destroy()
+    resumed = Run(folder / "run", 2, *place)
+    assert resumed.checkpoints.resume()
+    begun += resumed.go_on()
+    resumed.training.destroy()
     return losses, begun
 
 

@@ -262,10 +262,10 @@ def test_checkpoints_resume_in_either_way(tmp_path: Path) -> None:
     saving = ModelCheckpoint(tmp_path, filename="{epoch}", save_top_k=-1)
     trainer(True, tmp_path, saving, enable_checkpointing=True, max_epochs=3).fit(whole, loader())
     for ours in (True, False):
-        again, run = copy.deepcopy(start), trainer(ours, tmp_path, max_epochs=3)
-        run.fit(again, loader(), ckpt_path=tmp_path / "epoch=0.ckpt", weights_only=False)
+        resumed, run = copy.deepcopy(start), trainer(ours, tmp_path, max_epochs=3)
+        run.fit(resumed, loader(), ckpt_path=tmp_path / "epoch=0.ckpt", weights_only=False)
         assert run.global_step == 15
-        torch.testing.assert_close(again.state_dict(), whole.state_dict())
+        torch.testing.assert_close(resumed.state_dict(), whole.state_dict())
 
 
 def test_a_resumed_run_draws_the_numbers_of_an_uninterrupted_one(tmp_path: Path) -> None:

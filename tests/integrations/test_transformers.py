@@ -224,11 +224,11 @@ def test_a_resumed_run_continues_as_if_it_had_not_stopped(tmp_path: Path) -> Non
     whole = made(Trainer, bert(0.3), arguments(tmp_path / "a", **SAVING))
     whole.train()
     torch.manual_seed(5)  # other weights
-    again = made(Trainer, bert(0.3), arguments(tmp_path / "b", **SAVING))
-    again.train(resume_from_checkpoint=str(tmp_path / "a" / "checkpoint-3"))
+    resumed = made(Trainer, bert(0.3), arguments(tmp_path / "b", **SAVING))
+    resumed.train(resume_from_checkpoint=str(tmp_path / "a" / "checkpoint-3"))
     assert len(history(whole, "loss")) == 4
-    assert history(again, "loss") == history(whole, "loss")
-    weights = again.model.state_dict(), whole.model.state_dict()
+    assert history(resumed, "loss") == history(whole, "loss")
+    weights = resumed.model.state_dict(), whole.model.state_dict()
     torch.testing.assert_close(*weights, rtol=0, atol=0)
 
 
@@ -240,9 +240,9 @@ def test_checkpoints_go_from_one_trainer_to_the_other(
     whole = made(first, bert(), arguments(tmp_path / "a", **SAVING))
     whole.train()
     torch.manual_seed(5)
-    again = made(second, bert(), arguments(tmp_path / "b", **SAVING))
-    again.train(resume_from_checkpoint=str(tmp_path / "a" / "checkpoint-3"))
-    assert history(again, "loss") == pytest.approx(history(whole, "loss"), rel=relative(16, 5))
+    resumed = made(second, bert(), arguments(tmp_path / "b", **SAVING))
+    resumed.train(resume_from_checkpoint=str(tmp_path / "a" / "checkpoint-3"))
+    assert history(resumed, "loss") == pytest.approx(history(whole, "loss"), rel=relative(16, 5))
     restored = BertForSequenceClassification.from_pretrained(tmp_path / "a" / "checkpoint-4")
     torch.testing.assert_close(restored.classifier.weight, whole.model.classifier.weight)
 

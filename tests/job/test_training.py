@@ -341,10 +341,10 @@ def test_a_killed_job_continues_from_the_checkpoint_of_all_stages(tmp_path: Path
     job_killed.plan(broken, {"victim": 1, "moment": "in a call", "times": 7})
     first = jobs.run("helpers.job_killed", [broken, 2], 2, broken)
     assert [code for code, _ in first.values()] == [1, -signal.SIGKILL]
-    again = jobs.run("helpers.job_killed", [broken, 2], 2, broken)
-    assert all("from step 6" in text for _, text in again.values())
+    restarted = jobs.run("helpers.job_killed", [broken, 2], 2, broken)
+    assert all("from step 6" in text for _, text in restarted.values())
     (weights,) = digests(text for _, text in undisturbed.values())
-    assert digests(text for _, text in again.values()) == {weights}
+    assert digests(text for _, text in restarted.values()) == {weights}
 
 
 @pytest.mark.parametrize(

@@ -305,11 +305,11 @@ def test_json_that_is_not_a_dictionary_is_refused(text: str) -> None:
 def test_calls_rebuild_strategies(strategy: Any) -> None:
     """``test_settings.py`` rebuilds every option by itself."""
     options = Options().setExecutionStrategy(strategy)
-    again = Options()
+    restored = Options()
 
-    apply_calls(again, as_calls(options))
+    apply_calls(restored, as_calls(options))
 
-    assert repr(again._execution_strategy) == repr(strategy)
+    assert repr(restored._execution_strategy) == repr(strategy)
 
 
 @pytest.fixture
@@ -327,12 +327,12 @@ def set_by_several_arguments() -> Options:
 def test_calls_rebuild_settings_of_several_arguments(
     set_by_several_arguments: Options,
 ) -> None:
-    again = Options()
+    restored = Options()
 
-    apply_calls(again, as_calls(set_by_several_arguments))
+    apply_calls(restored, as_calls(set_by_several_arguments))
 
-    assert repr(again) == repr(set_by_several_arguments)
-    assert as_calls(again) == as_calls(set_by_several_arguments)
+    assert repr(restored) == repr(set_by_several_arguments)
+    assert as_calls(restored) == as_calls(set_by_several_arguments)
 
 
 def test_default_options_are_written_without_calls() -> None:

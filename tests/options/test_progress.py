@@ -82,9 +82,9 @@ def test_a_line_of_the_log_clears_the_bar_which_comes_again_below(
     log.python.warning("something")
     bar_at_30_percent.close()
 
-    cleared, _, again = re.split(r"(\[\d\d:.*something\n)", capsys.readouterr().err)
+    cleared, _, restarted = re.split(r"(\[\d\d:.*something\n)", capsys.readouterr().err)
     assert re.fullmatch(r"\r +\r", cleared)
-    assert again.startswith("\rGraph compilation:  30%|")
+    assert restarted.startswith("\rGraph compilation:  30%|")
 
 
 def test_a_line_of_the_log_does_not_redraw_a_closed_bar(

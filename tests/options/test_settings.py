@@ -337,13 +337,13 @@ def test_a_clone_of_frozen_options_can_be_changed(setting: OptionSetting) -> Non
 
 @pytest.mark.spec("options", 1)
 @each(ALL)
-@pytest.mark.parametrize("again", [False, True], ids=["frozen", "frozen and pickled"])
+@pytest.mark.parametrize("is_pickled", [False, True], ids=["frozen", "frozen and pickled"])
 def test_frozen_options_refuse_changes_and_draw_nothing(
-    setting: OptionSetting, again: bool
+    setting: OptionSetting, is_pickled: bool
 ) -> None:
     frozen = changed(setting.option).clone()
     frozen._freeze()
-    if again:
+    if is_pickled:
         frozen = pickle.loads(pickle.dumps(frozen))
     text = shown(frozen)
     state = torch.get_rng_state()

@@ -29,7 +29,7 @@ def with_loss(inner: nn.Module, loss: Callable[..., torch.Tensor]) -> nn.Module:
 
 
 @contextlib.contextmanager
-def beside(*functions: Callable[[], object]) -> Iterator[None]:
+def running_concurrently(*functions: Callable[[], object]) -> Iterator[None]:
     """Call each function again and again in a thread of its own; what one raises is raised."""
     ended, begun = threading.Event(), threading.Barrier(len(functions) + 1)
 
@@ -103,7 +103,7 @@ def test_three_threads_can_call_random_methods_during_training(tier: str) -> Non
     def method(draw: random.Random) -> Callable[[], None]:
         return lambda: documented(draw.choice(methods if draw.random() < 0.99 else rare))()
 
-    with beside(*map(method, draws)):
+    with running_concurrently(*map(method, draws)):
         pair.step(A, B, count=100)
     pair.compare()
     torch.testing.assert_close(validation(A), model.inner(A))
@@ -117,7 +117,7 @@ def test_two_trainers_of_common_weights_wait_for_each_other() -> None:
     executors = [poptorch.trainingModel(each, options()) for each in both]
     for executor, arguments in zip(executors, ((A, B), (A,)), strict=True):
         executor(*arguments)
-    with beside(lambda: executors[1](A), model.state_dict):
+    with running_concurrently(lambda: executors[1](A), model.state_dict):
         for _ in range(50):
             executors[0](A, B)
     assert all(value.isfinite().all() for value in model.state_dict().values())

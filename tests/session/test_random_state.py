@@ -69,11 +69,11 @@ def test_the_hosts_seed_does_not_matter_to_a_program_with_a_seed(
     seeded: poptorch.PoplarExecutor,
 ) -> None:
     first = seeded(ONES)
-    again = poptorch.inferenceModel(DROPOUT, options(iterations=2).randomSeed(7))
+    with_same_seed = poptorch.inferenceModel(DROPOUT, options(iterations=2).randomSeed(7))
 
     torch.manual_seed(8)
 
-    assert torch.equal(again(ONES), first)
+    assert torch.equal(with_same_seed(ONES), first)
 
 
 @pytest.mark.spec("executor", 56)

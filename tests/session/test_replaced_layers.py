@@ -179,8 +179,8 @@ def test_a_warning_names_untied_weights(caplog: pytest.LogCaptureFixture) -> Non
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [3, 5])
-@pytest.mark.parametrize("again", ["the same executor", "another one"])
-def test_transfer_learning_trains_the_new_layer_as_eager_does(size: int, again: str) -> None:
+@pytest.mark.parametrize("executor", ["the same executor", "another one"])
+def test_transfer_learning_trains_the_new_layer_as_eager_does(size: int, executor: str) -> None:
     pair = EagerPair(Net(), adam, **CLOSE)
     pair.step(X, Y, count=2)
     old = pair.model.head
@@ -190,7 +190,7 @@ def test_transfer_learning_trains_the_new_layer_as_eager_does(size: int, again: 
     pair.wrapped.destroy()
     kept = old.weight.detach().clone()
     pair.theirs, pair.ours = (adam(m.parameters()) for m in (pair.eager, pair.model))
-    if again == "another one":
+    if executor == "another one":
         pair.wrapped = poptorch.trainingModel(pair.model, options(), pair.ours)
     else:
         pair.wrapped.setOptimizer(pair.ours)

@@ -394,8 +394,8 @@ def test_memory_formats_are_taken_as_eager_torch_takes_them(backend: str) -> Non
         images[:, :, :, :].as_strided((4, 1, 6, 6), (36, 7, 6, 1)),
     ]
     for first in (forms[1], forms[3]) if backend == "reference" else ():
-        again = poptorch.inferenceModel(model, options().backend(backend))
-        torch.testing.assert_close(again(first), model(first))
+        rewrapped = poptorch.inferenceModel(model, options().backend(backend))
+        torch.testing.assert_close(rewrapped(first), model(first))
     for form in forms:
         torch.testing.assert_close(wrapper(form), model(form))
 

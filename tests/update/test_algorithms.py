@@ -239,8 +239,8 @@ def test_random_rounding_is_unbiased_between_the_two_neighbours(dtype: torch.dty
 def test_random_rounding_draws_a_reproducible_stream() -> None:
     values, stores = torch.full((COUNT,), 1 + 2.0**-11), RandomRounding(torch.tensor(7))
     first, second = stores(values, torch.float16), stores(values, torch.float16)
-    again, later = store(values, 7), store(values, 8)
-    assert torch.equal(first, again)
+    repeated, later = store(values, 7), store(values, 8)
+    assert torch.equal(first, repeated)
     drawn = [1, 0, 1, 1, 0, 0, 0, 1, 1, 1, 1, 1, 1, 0, 1, 1]  # by every version of poptorch
     assert list(map(int, first[:16] > 1)) == drawn
     for other in (second, later):

@@ -114,9 +114,9 @@ def test_a_checkpoint_has_the_state_of_a_traced_optimizer(history: History, tmp_
         if number == 2:
             checkpoints.save()
 
-    again = poptorch.Checkpoints(tmp_path, resumed.training, batches)
-    assert again.resume()
-    for batch in again.batches(1):
+    resumed_run = poptorch.Checkpoints(tmp_path, resumed.training, batches)
+    assert resumed_run.resume()
+    for batch in resumed_run.batches(1):
         resumed.training(*batch)
 
     got, expected_value = resumed.model.state_dict(), pair.model.state_dict()

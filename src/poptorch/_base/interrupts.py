@@ -26,7 +26,7 @@ _NUMBERS = sorted(int(number) for number in signal.valid_signals())
 _main = threading.main_thread().ident
 _handlers: list[Any] = []  # of all signals, when they were last read
 _theirs: dict[int, Handler] = {}  # those of them that are functions
-_AGAIN = 0.5  # seconds until a handler's exception is raised again
+_RESEND_SECONDS = 0.5  # seconds until a handler's exception is raised again
 _noted: list[tuple[int, FrameType | None]] = []
 _depth = 0
 
@@ -146,7 +146,7 @@ class delivering:  # noqa: N801
         return handle
 
     def _send(self) -> None:
-        while not self._over.wait(_AGAIN):
+        while not self._over.wait(_RESEND_SECONDS):
             signal.pthread_kill(_main or 0, self._number)
 
 

@@ -116,7 +116,7 @@ class _Copies:
             copy = copy_node(reader.graph, node, replaced)
         own = label_of(node)
         own = label_of(reader) if own.visit is None else replace(own, backward=True)
-        relabel(copy, replace(own, again=True))
+        relabel(copy, replace(own, recomputed=True))
         self._copies[node] = copy
 
     def _start(self, node: fx.Node, reader: fx.Node) -> dict[fx.Node, fx.Node]:

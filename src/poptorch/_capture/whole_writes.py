@@ -40,7 +40,7 @@ _RESHAPED = {
     aten.squeeze.dims,
 }  # fmt: skip
 # Views that mean the same for another tensor with the same layout.
-_AGAIN = {
+_REPEATABLE_VIEWS = {
     aten.expand.default, aten.slice.Tensor, aten.select.int, aten.diagonal.default,
     *_TURNED, *_RESHAPED, *IDENTITIES,
 }  # fmt: skip
@@ -71,7 +71,7 @@ def make_whole_writes_pure(graph: fx.Graph, mode: Any) -> None:
             last[place.root] = node
     for node, place in places.items():
         outdated = place.root in last and node < last[place.root]
-        if outdated and any(view.target not in _AGAIN for view in place.views):
+        if outdated and any(view.target not in _REPEATABLE_VIEWS for view in place.views):
             return
     results: dict[fx.Node, Sequence[Any]] = {}
     for node in writers:
@@ -123,7 +123,7 @@ def _is_whole(view: fx.Node, root: fx.Node) -> bool:
     value, whole = view.meta.get("val"), root.meta.get("val")
     if not isinstance(value, torch.Tensor) or not isinstance(whole, torch.Tensor):
         return False
-    return view.target in _AGAIN and _have_same_layout(value, whole)
+    return view.target in _REPEATABLE_VIEWS and _have_same_layout(value, whole)
 
 
 def _results(node: fx.Node, places: _Places, mode: Any) -> list[Any] | None:

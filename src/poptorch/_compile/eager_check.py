@@ -38,7 +38,7 @@ Micro = _capture.Micro
 Recapture = Callable[[], Micro]
 
 
-def _as_it_is(micro: Micro) -> Micro:
+def _unchanged(micro: Micro) -> Micro:
     return micro
 
 
@@ -71,15 +71,18 @@ class EagerCheck:
         return before
 
     def micro_batch(
-        self, micro: Micro, recapture: Recapture, for_sizes_of: Callable[[Micro], Micro] = _as_it_is
+        self,
+        micro: Micro,
+        recapture: Recapture,
+        for_sizes_of: Callable[[Micro], Micro] = _unchanged,
     ) -> Micro:
         """Compare one micro-batch with eager PyTorch. Return the graph that agrees, if one does.
 
         Args:
             micro: what was captured.
-            again: captures once more. If a step of the capture changes the results, the model is
-                captured without this step.
-            at_hand: returns a graph with values for the sizes of the request.
+            recapture: captures once more, without a step of the capture if that step changes the
+                results.
+            for_sizes_of: returns a graph with values for the sizes of the request.
 
         Raises:
             Error: they disagree, and the options turn this into an error.

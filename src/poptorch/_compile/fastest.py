@@ -170,7 +170,7 @@ class Other:
             raise Unsuitable("a weight is no number")
         if not all(map(_is_finite, batch)):
             raise Unsuitable("an input is infinite or no number")
-        return self._executable.run(state.beside(), batch)
+        return self._executable.run(state.for_second_executable(), batch)
 
     def report(self) -> Report:
         assert self._executable is not None, "only called when it is there"

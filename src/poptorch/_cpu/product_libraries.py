@@ -204,7 +204,7 @@ class Table:
         names = (name.split() for name in self._kept().get(self.conditions, {}))
         return [Shape(*map(int, sizes.split("x")), layout) for sizes, layout in names]  # type: ignore[call-arg,arg-type]
 
-    def measure(self, shapes: Iterable[Shape], again: bool = False) -> dict[Shape, str]:
+    def measure(self, shapes: Iterable[Shape], remeasure: bool = False) -> dict[Shape, str]:
         """Choose libraries, and return what was measured. The first process chooses for all
         processes.
 
@@ -213,8 +213,8 @@ class Table:
         descriptions: dict[Shape, str] = {}
         try:
             with FileLock(self._path().with_suffix(".lock"), timeout=_PATIENCE):
-                missing = [shape for shape in shapes if again or shape not in self]
-                descriptions = self._choose(missing, float("inf") if again else SECONDS)
+                missing = [shape for shape in shapes if remeasure or shape not in self]
+                descriptions = self._choose(missing, float("inf") if remeasure else SECONDS)
                 kept = self._kept()
                 archive.write(
                     self._path(),
@@ -351,5 +351,5 @@ def calibrate() -> dict[Shape, str]:
     table = Table()
     common = (Shape(*sizes, layout) for sizes in _COMMON for layout in ("nn", "nt", "tn", PREPARED))
     shapes = {*table.rows(), *(shape for shape in common if shape.work >= SMALLEST)}
-    descriptions = table.measure(sorted(shapes), again=True)
+    descriptions = table.measure(sorted(shapes), remeasure=True)
     return {shape: f"{table.get(shape)}; {text}" for shape, text in descriptions.items()}

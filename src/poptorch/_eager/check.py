@@ -20,8 +20,8 @@ from .._ir.graph import Graph
 from .._ir.slots import Kind, Slot
 from .._ops.effects import is_control_flow, is_effect
 from . import plain
+from .divergence import Found, Values, first_divergence, sizes
 from .draws import Disagreement, EagerDraw, EagerDraws, counted, used
-from .parting import Found, Values, first_parting, sizes
 from .replay import replay
 
 _SHOWN = 4
@@ -232,7 +232,7 @@ def _finding(found: Sequence[Difference], comparison: Check) -> Mismatch:
     lines = [str(each) for each in found[:_SHOWN]]
     if len(found) > _SHOWN:
         lines.append(f"and {len(found) - _SHOWN} more")
-    parting = _parting(comparison)
+    parting = _divergence(comparison)
     nodes = list(comparison.micro.graph.module.graph.nodes)
     if parting is None:
         return Mismatch("\n".join(lines), _line(nodes))
@@ -245,7 +245,7 @@ def _finding(found: Sequence[Difference], comparison: Check) -> Mismatch:
     return Mismatch("\n".join(lines), _line(inside) or definition or _line(nodes))
 
 
-def _parting(comparison: Check) -> tuple[str, bool] | None:
+def _divergence(comparison: Check) -> tuple[str, bool] | None:
     values = Values()
     listener = plain.Listener(values.output, values.gradient)
     try:
@@ -257,7 +257,7 @@ def _parting(comparison: Check) -> tuple[str, bool] | None:
     except (Skipped, Disagreement) as error:
         log.engine.debug("The first layer that differs could not be determined: %s", error)
         return None
-    return first_parting(values, found, comparison.rounding)
+    return first_divergence(values, found, comparison.rounding)
 
 
 def _line(nodes: Sequence[fx.Node]) -> str | None:

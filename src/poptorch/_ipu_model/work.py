@@ -211,7 +211,9 @@ def _products(node: fx.Node, halves: Halves) -> Work:
     if node.target is aten.convolution_backward.default:
         return Work(products=_convolution_backward(node, size, halves[1], share))
     label = label_of(node)
-    resident = weight_of(right_operand(node)) is not None and (label.again or not label.backward)
+    resident = weight_of(right_operand(node)) is not None and (
+        label.recomputed or not label.backward
+    )
     ((sizes, _),) = products_of(node)
     product = _product(sizes, size, halves[0], share, resident=resident)
     if node.target not in ADDING_PRODUCTS:

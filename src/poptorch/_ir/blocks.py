@@ -99,7 +99,7 @@ class Label:
 
     visit: int | None = None  # index or ``OUTSIDE``; None if it depends on the neighbours
     backward: bool = False
-    again: bool = False  # the backward pass computes again what the forward pass has computed
+    recomputed: bool = False  # the backward pass computes again what the forward pass has computed
     module: str = ""  # path of the innermost module that made it, or whose result it differentiates
     # None before placement, and for nodes that placement does not see
     stage_pass: StagePass | None = None

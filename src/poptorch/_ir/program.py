@@ -314,7 +314,7 @@ class State:
         self.writes.restore()
         return self.values
 
-    def beside(self) -> State:
+    def for_second_executable(self) -> State:
         """Return the other state, which has the same tensors."""
         if self.other is None:
             self.other = State(self.values, writes=self.writes, device=self.device)

@@ -80,8 +80,8 @@ class Heartbeat:
     def _next(self) -> Beat:
         self._count += 1
         (started, what), done = self.doing, self.done
-        parting = "ended" in self._beat_of(self._owner)
-        beat = {"started": started, "what": what, "done": done, "parting": parting}
+        leaving = "ended" in self._beat_of(self._owner)
+        beat = {"started": started, "what": what, "done": done, "leaving": leaving}
         return beat | (self._last or {"beat": self._count})
 
     def _read(self) -> None:
@@ -131,7 +131,7 @@ class Heartbeat:
 
     def _has_noticed(self, other: int) -> bool:
         beat = self._beat_of(other)
-        knows = beat.get("parting", False) and beat["done"] >= self.done
+        knows = beat.get("leaving", False) and beat["done"] >= self.done
         cause = self._last and self._last["cause"]
         return knows or "ended" in beat or bool(cause and cause[0] == other)
 

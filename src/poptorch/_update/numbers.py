@@ -47,7 +47,7 @@ class Numbers(TorchFunctionMode):
     def __init__(self, decide: Callable[[Tensor, Sources, Identifier], bool]) -> None:
         super().__init__()
         self._decide = decide
-        self.again: Memo | None = None  # may answer for an operator that another weight had
+        self.memo: Memo | None = None  # may answer for an operator that another weight had
         self.hosts: dict[int, Tensor] = {}  # traced parameters by identity of the user's
         self.reached: set[int] = set()  # identities of those that code has used
         self.without_values: type | None = None  # class of all tensors of a step, if it is known
@@ -152,9 +152,9 @@ class Numbers(TorchFunctionMode):
         kwargs: dict[str, Any],
         compute: Callable[[], Any],
     ) -> Any:
-        if self.again is None:
+        if self.memo is None:
             return compute()
-        return self.again(known, args, kwargs, compute)
+        return self.memo(known, args, kwargs, compute)
 
     def _with_numbers(
         self,

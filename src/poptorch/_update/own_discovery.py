@@ -122,7 +122,7 @@ class _Discovery:
         self.views: Views | None = None  # of the state after the runs so far
         self.wholes = Wholes(self.origins)
         self.mode.without_values = private.optional("FakeTensor")
-        self.mode.again = self.repeats = Repeats(without_values, self.wholes)
+        self.mode.memo = self.repeats = Repeats(without_values, self.wholes)
 
     def result(self) -> OptimSpec:
         with answering(self.wholes.answer), self.mode:

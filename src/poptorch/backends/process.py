@@ -24,7 +24,7 @@ TRIAL, ROUNDS = 0.25, 2
 # one trial is enough if several threads take at most this share of the time of one thread
 CLEAR = 0.8
 # trials are repeated after this multiple of their duration, because a busy neighbour may be gone
-AGAIN = 50
+RETRY_FACTOR = 50
 # Calls that are shorter than this number of seconds are not tried with several threads. A row of a
 # perceptron whose weights fit the caches of two cores, but not of one, takes 0.07 ms with two
 # threads and 0.17 ms with one.
@@ -89,7 +89,9 @@ class Threads:
             best = min(middle, key=middle.__getitem__)
             self._decide(best, middle)
             ran, recent = 0.0, [0.0]
-            while ran < AGAIN * spent and statistics.median(recent) <= COLLAPSED * middle[best]:
+            while (
+                ran < RETRY_FACTOR * spent and statistics.median(recent) <= COLLAPSED * middle[best]
+            ):
                 recent = yield best, WINDOW
                 ran += sum(recent)
 

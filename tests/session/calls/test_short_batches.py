@@ -360,9 +360,9 @@ def test_a_model_is_saved_for_whole_batches_after_a_shorter_one(tmp_path: Any) -
     training.save(tmp_path / "model.poptorch")
     expected = training(*batch(16))[1]
 
-    again = poptorch.load(tmp_path / "model.poptorch")
+    loaded = poptorch.load(tmp_path / "model.poptorch")
 
-    assert torch.equal(again(*batch(16))[1], expected)
+    assert torch.equal(loaded(*batch(16))[1], expected)
 
 
 @pytest.mark.parametrize("counts", [{"accumulation": 2}, {"iterations": 2}, {"replicas": 2}])

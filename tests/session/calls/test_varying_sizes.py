@@ -882,9 +882,9 @@ def test_a_run_that_is_resumed_at_another_size_goes_on_as_if_it_had_not_stopped(
     batches = [[tokens(4, length), torch.arange(4) % 3] for length in (5, 9, 12, 3, 20)]
     expected = losses_of(resumable(tmp_path / "whole", batches))
     found = losses_of(resumable(tmp_path / "stopped", batches), saved_at)
-    again = resumable(tmp_path / "stopped", batches)
+    resumed = resumable(tmp_path / "stopped", batches)
 
-    assert again.resume()
-    found += losses_of(again)
+    assert resumed.resume()
+    found += losses_of(resumed)
 
     assert found == pytest.approx(expected, rel=relative(64, 5))

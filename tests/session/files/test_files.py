@@ -295,21 +295,21 @@ def test_a_program_that_was_saved_without_its_model_is_not_for_load(executable: 
 def test_a_program_runs_with_the_weights_of_the_model_that_it_is_loaded_into(
     executable: Path,
 ) -> None:
-    again = poptorch.inferenceModel(local_model(), options())
+    second = poptorch.inferenceModel(local_model(), options())
 
-    again.loadExecutable(executable)
+    second.loadExecutable(executable)
 
-    assert again.isCompiled()
-    torch.testing.assert_close(again(X)["out"], again.model(X)["out"].detach())
+    assert second.isCompiled()
+    torch.testing.assert_close(second(X)["out"], second.model(X)["out"].detach())
 
 
 @pytest.mark.spec("executor", 43)
 def test_a_loaded_program_refuses_other_shapes(executable: Path) -> None:
-    again = poptorch.inferenceModel(local_model(), options().programs(1))
-    again.loadExecutable(executable)
+    second = poptorch.inferenceModel(local_model(), options().programs(1))
+    second.loadExecutable(executable)
 
     with pytest.raises(poptorch.Error, match="Shape mismatch for x"):
-        again(torch.cat([X, X]))
+        second(torch.cat([X, X]))
 
 
 @pytest.mark.spec("executor", 43)

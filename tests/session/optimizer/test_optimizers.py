@@ -69,8 +69,8 @@ def test_resuming_detaching_and_destroying_continue_bit_for_bit(name: str) -> No
     restored.load_state_dict(checkpoint["model"])
     fresh = OPTIMIZERS[name](restored.parameters())
     fresh.load_state_dict(checkpoint["opt"])
-    again = wrapped(restored, fresh)
-    expected, losses = [again(X, Y) for _ in range(4)], [training(X, Y)]
+    rewrapped = wrapped(restored, fresh)
+    expected, losses = [rewrapped(X, Y) for _ in range(4)], [training(X, Y)]
     training.detachFromDevice()
     losses += [training(X, Y) for _ in range(2)]
     training.destroy()
