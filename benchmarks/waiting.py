@@ -126,7 +126,7 @@ def main() -> int:
                 subprocess.run(command, env={**os.environ, **more}, check=True)
         return 0
     dist.init_process_group("gloo")
-    Passing.take_in, Passing.end = timed(Passing.take_in), timed(Passing.end)  # type: ignore[method-assign]
+    Passing.receive_due, Passing.end = timed(Passing.receive_due), timed(Passing.end)  # type: ignore[method-assign]
     Peers.share = timed(Peers.share)  # type: ignore[method-assign]
     own, processes = cores(), dist.get_world_size()
     if len(own) >= processes:

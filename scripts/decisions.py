@@ -65,7 +65,7 @@ def _graph(title: str, module: fx.GraphModule, labels: bool = False) -> Iterator
     for node in module.graph.nodes:
         name = name_of(node) if node.op == "call_function" else node.op
         label = label_of(node)
-        seen = (label.visit, label.backward, label.again, label.path) if labels else ()
+        seen = (label.visit, label.backward, label.recomputed, label.path) if labels else ()
         arguments = fx.map_arg((node.args, node.kwargs), numbers.__getitem__)
         text.append(f"{name} {arguments} {_described(node.meta.get('val'))} {seen}")
         if node.op == "call_function":

@@ -132,14 +132,14 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     """Results right without compiled code are no success, unless a test breaks the compiler."""
-    breaks_it = item.get_closest_marker("compiling_fails") is not None
+    breaks_compiler = item.get_closest_marker("compiling_fails") is not None
     try:
         result = yield
     finally:
         failures = compiled.failures()
-    if failures and not breaks_it:
+    if failures and not breaks_compiler:
         pytest.fail("the interpreter took the place of compiled code: " + "; ".join(failures))
-    if breaks_it and not failures:
+    if breaks_compiler and not failures:
         pytest.fail("compiling did not fail")
     return result
 

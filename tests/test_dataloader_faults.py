@@ -41,7 +41,7 @@ FORK, FORK_SERVER = SharingStrategy.Fork, SharingStrategy.ForkServer
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _helpers() -> None:
+def _processes_started_before() -> None:
     """Start Python's own helper processes, which stay until the program ends, and end the process
     that earlier tests left for compiling the next program: it would be counted.
     """
@@ -61,7 +61,7 @@ def worker_pid(made: AsynchronousDataAccessor | torch_dataloader.DataLoader) -> 
     return pid
 
 
-def leave_no_room(index: int) -> None:
+def limit_file_size(index: int) -> None:
     """For the ring's memory."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (1, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
 
@@ -76,7 +76,7 @@ NOT_STARTED = {  # with the strategy that is tried
     "no pickle": (sets.Unpicklable(3), FORK_SERVER, ["this data set cannot travel"]),
     "no way back": (sets.Unreadable(3), FORK_SERVER, ["this data set cannot arrive"]),
     "a death": (sets.Acting(3, 0, sets.kills_its_process), FORK, ["was killed by SIGKILL"]),
-    "no memory": (sets.Acting(3, 0, leave_no_room), FORK, ["OSError", "File too large"]),
+    "no memory": (sets.Acting(3, 0, limit_file_size), FORK, ["OSError", "File too large"]),
 }
 
 

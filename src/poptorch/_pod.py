@@ -86,7 +86,7 @@ def acquire(count: int, ipu_id: int | None = None, wait: bool = False) -> Lease:
             return lease
         if not wait:
             if ipu_id is None and not env.get("POPTORCH_POD_DIR"):
-                lease, _ = _try(system, candidates, beside_others=True)
+                lease, _ = _try(system, candidates, shares_pod=True)
             if lease is None:
                 raise _all_busy(count, ipu_id, busy)
             log.engine.warning(
@@ -171,13 +171,13 @@ def _all_busy(count: int, ipu_id: int | None, busy: Iterable[Holder]) -> Error:
 
 
 def _try(
-    system: System, candidates: Iterable[int], beside_others: bool = False
+    system: System, candidates: Iterable[int], shares_pod: bool = False
 ) -> tuple[Lease | None, list[Holder]]:
     folder, name = _place(system)
     own = ProcessIdentity.current()
     with filelock.FileLock(folder / f"{name}.lock", timeout=_LOCK_SECONDS):
         present = _present(folder, name)
-        counted = [each for each in present if not beside_others or each.process == own]
+        counted = [each for each in present if not shares_pod or each.process == own]
         busy = {chip for holder in counted for chip in holder.chips}
         for device in candidates:
             chips = tuple(system.devices[device])
@@ -219,7 +219,7 @@ def _place(system: System) -> tuple[Path, str]:
     folder = Path(chosen or Path(tempfile.gettempdir()) / f"poptorch-pod-{os.getuid()}")
     if _own:
         folder = _own[-1]
-    if not chosen and (why := folders.trouble(folder)) is not None:
+    if not chosen and (why := folders.problem_with(folder)) is not None:
         raise OSError(f"{folder}: {why}")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     return folder, system.name

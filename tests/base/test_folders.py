@@ -13,7 +13,7 @@ from poptorch._base.folders import is_own, problem_with
 
 
 @pytest.fixture(autouse=True)
-def nothing_noted() -> Iterator[None]:
+def empty_caches() -> Iterator[None]:
     folders.of_the_process.cache_clear()
     yield
     folders.of_the_process.cache_clear()

@@ -192,10 +192,12 @@ kept = Cycle()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("end, looks", [("", True), ("raise KeyboardInterrupt", False)])
-def test_a_process_that_ctrl_c_ends_does_not_collect_garbage(end: str, looks: bool) -> None:
+@pytest.mark.parametrize("end, collects_garbage", [("", True), ("raise KeyboardInterrupt", False)])
+def test_a_process_that_ctrl_c_ends_does_not_collect_garbage(
+    end: str, collects_garbage: bool
+) -> None:
     command = [sys.executable, "-c", ENDING.format(end=end)]
 
     done = subprocess.run(command, capture_output=True, text=True)
 
-    assert ("looked for garbage" in done.stdout) is looks
+    assert ("looked for garbage" in done.stdout) is collects_garbage

@@ -54,8 +54,8 @@ def remove(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _warnings_are_said_again(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    private._said.clear()
+def _warnings_are_repeated(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    private._warned_about.clear()
     substitutes.substitutes.cache_clear()
     yield
     substitutes.substitutes.cache_clear()
@@ -363,12 +363,12 @@ def test_private_names_exist_in_the_releases_where_they_were_found() -> None:
     version = torch.__version__.partition("+")[0]
     release = version if version in RELEASES else RELEASES[-1]
     expected = {path for path, releases in SEEN.items() if release in releases}
-    assert {path for path in SEEN if _is_there(path)} == expected
+    assert {path for path in SEEN if _exists(path)} == expected
     assert all(map(private.has, private.REQUIRED | private.OPTIONAL))
     assert [n for make, names in OF for n in names.split() if not hasattr(make(), n)] == []
 
 
-def _is_there(path: str) -> bool:
+def _exists(path: str) -> bool:
     try:
         pkgutil.resolve_name(path)
     except (ImportError, AttributeError):
@@ -383,7 +383,7 @@ def test_no_replacement_is_called_with_unexpected_arguments(
     def forward(model: Having, x: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.mse_loss(checkpoint(model.layer, x, use_reentrant=False), x)
 
-    monkeypatch.setattr(private, "_said", set())
+    monkeypatch.setattr(private, "_warned_about", set())
     model = Having(forward, layer=torch.nn.Linear(2, 2))
     training(model)(normal(2, 2))
     with private.replacing(shortcuts.replacements()) as replaced_names:

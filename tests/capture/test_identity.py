@@ -283,12 +283,12 @@ def test_in_inference_a_weight_that_reaches_an_operator_unseen_is_followed() -> 
 def test_other_threads_compute_with_the_weights_while_forward_is_captured() -> None:
     seen = []
 
-    def elsewhere(m: Having) -> None:
+    def in_thread(m: Having) -> None:
         out = nn.functional.linear(X, m.layer.weight, m.held[1])
         seen.append((type(out), out.requires_grad, m.layer.weight.gain))
 
     def forward(m: Having, x: torch.Tensor) -> torch.Tensor:
-        thread = threading.Thread(target=elsewhere, args=[m])
+        thread = threading.Thread(target=in_thread, args=[m])
         thread.start()
         thread.join()
         return m.layer(x)

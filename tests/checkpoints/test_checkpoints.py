@@ -379,14 +379,14 @@ def test_an_order_that_is_drawn_in_another_process_is_refused(order: str, tmp_pa
         loader.terminate()
 
 
-def twisted(folder: Path, **facts: object) -> None:
+def manipulated(folder: Path, **facts: object) -> None:
     """Change what a process has written, with right digests."""
     file = folder / "process-0"
     known = json.loads(archive.read(file)["facts.json"])
     archive.write(file, {"facts.json": json.dumps({**known, **facts}).encode()})
 
 
-TWISTS = {
+MANIPULATIONS = {
     "no list": {"stateful": {"counter": {"dict": [["state", 5]]}}},
     "a method": {"stateful": {"counter": {"dict": [["state", []], ["load_state_dict", 1]]}}},
     "no form": {"stateful": {"counter": {"module": "os"}}},
@@ -399,9 +399,11 @@ TWISTS = {
 }
 
 
-@pytest.mark.parametrize("twist", TWISTS)
-def test_manipulated_checkpoints_are_refused_and_change_nothing(twist: str, tmp_path: Path) -> None:
-    twisted(make(tmp_path, 1, counter=Counter([1.5])).save(), **TWISTS[twist])
+@pytest.mark.parametrize("manipulation", MANIPULATIONS)
+def test_manipulated_checkpoints_are_refused_and_change_nothing(
+    manipulation: str, tmp_path: Path
+) -> None:
+    manipulated(make(tmp_path, 1, counter=Counter([1.5])).save(), **MANIPULATIONS[manipulation])
     counter = Counter([0.0])
     resuming_ = make(tmp_path, counter=counter)
     model = resuming_._executor._user_model

@@ -285,12 +285,15 @@ def test_processes_on_one_host_get_a_folder_and_on_several_hosts_a_secret(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     one, several = completed("--num-instances=2"), completed("--host=a,b", "--num-instances=2")
-    told_here, told_there = poprun.secrets_of(one, "/folder"), poprun.secrets_of(several, "/folder")
+    on_one_host, on_several_hosts = (
+        poprun.secrets_of(one, "/folder"),
+        poprun.secrets_of(several, "/folder"),
+    )
 
-    assert told_here == {"POPTORCH_JOB_DIR": "/folder/job"}
-    assert [*told_there] == ["POPTORCH_JOB_KEY"]
-    assert told_there["POPTORCH_JOB_KEY"] != several.key
-    assert len(told_there["POPTORCH_JOB_KEY"]) == 64
+    assert on_one_host == {"POPTORCH_JOB_DIR": "/folder/job"}
+    assert [*on_several_hosts] == ["POPTORCH_JOB_KEY"]
+    assert on_several_hosts["POPTORCH_JOB_KEY"] != several.key
+    assert len(on_several_hosts["POPTORCH_JOB_KEY"]) == 64
 
 
 def test_the_secret_of_a_job_is_not_in_the_command_for_another_host(

@@ -98,12 +98,12 @@ def test_values_without_a_text_form_are_allowed_and_a_miss_reads_few_entries(
     folder.mkdir(parents=True)
     for at in range(2 * cache.NEAREST_OF):
         (folder / f"{at}.popef").write_bytes(b"no entry")
-    read, looked = archive.read, []
-    monkeypatch.setattr(archive, "read", lambda path: looked.append(path) or read(path))
+    read, files_read = archive.read, []
+    monkeypatch.setattr(archive, "read", lambda path: files_read.append(path) or read(path))
     opts, drawn = options().enableExecutableCaching(folder), torch.Generator()
     drawing = poptorch.inferenceModel(lambda x: x + torch.rand(x.shape, generator=drawn), opts)
     assert drawing(X).shape == X.shape
-    assert len(looked) <= cache.NEAREST_OF + 5
+    assert len(files_read) <= cache.NEAREST_OF + 5
 
 
 @pytest.fixture(scope="module")
@@ -489,22 +489,22 @@ def test_concurrent_first_calls_do_not_mix() -> None:
 
 
 class Seen(nn.Module):
-    """While it is captured another thread looks at it, copies it and uses it as eager code does."""
+    """While it is captured, another thread reads, copies and calls it, as eager code does."""
 
     def __init__(self) -> None:
         super().__init__()
         self.layer, self.norm = nn.Linear(4, 4), nn.BatchNorm1d(4)
         self.register_buffer("scale", torch.ones(4))
-        self.looks: list[dict[str, torch.Tensor]] = []
+        self.reads: list[dict[str, torch.Tensor]] = []
         self.kinds: list[set[type]] = []
 
     def forward(self, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         if poptorch.isRunningOnIpu():
             with concurrent.futures.ThreadPoolExecutor(1) as pool:
-                self.looks.append(pool.submit(self.look).result(HANGS))
+                self.reads.append(pool.submit(self.read_weights).result(HANGS))
         return nn.functional.mse_loss(self.norm(self.layer(x)) * self.scale, target)
 
-    def look(self) -> dict[str, torch.Tensor]:
+    def read_weights(self) -> dict[str, torch.Tensor]:
         copied, x = copy.deepcopy(self.layer), torch.ones(2, 4)
         with torch.no_grad():
             self(x, x)
@@ -520,8 +520,8 @@ class Seen(nn.Module):
 
 
 @pytest.fixture(scope="module")
-def met() -> tuple[Seen, poptorch.PoplarExecutor, Any]:
-    """Return a trained model at which another thread looked during the capture.
+def captured_with_reader() -> tuple[Seen, poptorch.PoplarExecutor, Any]:
+    """Return a trained model whose weights another thread read during the capture.
 
     Also returns its executor and its parameters from before.
     """
@@ -536,33 +536,35 @@ def met() -> tuple[Seen, poptorch.PoplarExecutor, Any]:
     return model, training, own
 
 
-Met = tuple[Seen, poptorch.PoplarExecutor, dict[str, nn.Parameter]]
+CapturedWithReader = tuple[Seen, poptorch.PoplarExecutor, dict[str, nn.Parameter]]
 
 
-def test_another_thread_meets_no_traced_tensors(met: Met) -> None:
+def test_another_thread_meets_no_traced_tensors(captured_with_reader: CapturedWithReader) -> None:
     """They have no data."""
-    model, _, _ = met
+    model, _, _ = captured_with_reader
 
     assert model.kinds
     assert all(kinds == {torch.Tensor, nn.Parameter} for kinds in model.kinds)
 
 
-@pytest.mark.parametrize("look, name", [("by name", "weight"), ("bias", "bias")])
-def test_another_thread_meets_the_parameters_of_the_user(look: str, name: str, met: Met) -> None:
-    model, _, own = met
+@pytest.mark.parametrize("way, name", [("by name", "weight"), ("bias", "bias")])
+def test_another_thread_meets_the_parameters_of_the_user(
+    way: str, name: str, captured_with_reader: CapturedWithReader
+) -> None:
+    model, _, own = captured_with_reader
 
-    assert model.looks
-    assert all(seen[look] is own[name] for seen in model.looks)
+    assert model.reads
+    assert all(seen[way] is own[name] for seen in model.reads)
 
 
 def test_what_another_thread_computes_during_a_capture_is_no_part_of_the_program(
-    met: Met,
+    captured_with_reader: CapturedWithReader,
 ) -> None:
-    model, _, _ = met
+    model, _, _ = captured_with_reader
     torch.manual_seed(1)
     native = Seen()
-    for _ in model.looks:
-        native.look()
+    for _ in model.reads:
+        native.read_weights()
     steps = torch.optim.SGD(native.parameters(), lr=0.1)
     x, target = normal(6, 4), normal(6, 4, seed=1)
 
@@ -573,8 +575,10 @@ def test_what_another_thread_computes_during_a_capture_is_no_part_of_the_program
     torch.testing.assert_close(model.state_dict(), native.state_dict())
 
 
-def test_after_a_capture_a_layer_has_the_dictionary_of_torch_for_its_parameters(met: Met) -> None:
-    model, _, _ = met
+def test_after_a_capture_a_layer_has_the_dictionary_of_torch_for_its_parameters(
+    captured_with_reader: CapturedWithReader,
+) -> None:
+    model, _, _ = captured_with_reader
 
     assert type(model.layer._parameters) is not PerThread
 
@@ -583,7 +587,7 @@ def test_calls_of_another_thread_are_not_part_of_a_capture() -> None:
     """One ends meanwhile that had begun before; all threads call torch's hooks on modules."""
     begun, go_on, ended = threading.Event(), threading.Event(), threading.Event()
 
-    def meets(model: Having, x: torch.Tensor) -> torch.Tensor:
+    def waiting_forward(model: Having, x: torch.Tensor) -> torch.Tensor:
         if poptorch.isRunningOnIpu():
             go_on.set()
             assert ended.wait(HANGS)
@@ -594,7 +598,7 @@ def test_calls_of_another_thread_are_not_part_of_a_capture() -> None:
         assert go_on.wait(HANGS)
         return theirs.inner(x)
 
-    model, theirs = Having(meets, layer=nn.Linear(4, 4)), Having(waits, inner=nn.Tanh())
+    model, theirs = Having(waiting_forward, layer=nn.Linear(4, 4)), Having(waits, inner=nn.Tanh())
     theirs.register_forward_hook(lambda *_: None)  # then torch asks for all hooks at the end
     x = torch.ones(2, 4)
     with concurrent.futures.ThreadPoolExecutor(1) as pool:

@@ -143,14 +143,14 @@ def test_users_with_different_keys_share_a_folder_of_code(
 ) -> None:
     """As containers do that get a new home each, and a volume for compiled code."""
 
-    def in_home(name: str) -> list[int]:
+    def with_key_of(name: str) -> list[int]:
         monkeypatch.setenv("POPTORCH_KEY_FILE", str(tmp_path / name))
         monkeypatch.setattr(cache, "_loaded", {})
         result: list[int] = store.function("key", None, Builder())([])
         return result
 
-    first = [in_home("one"), in_home("two")]
-    second = [in_home("one"), in_home("two")]
+    first = [with_key_of("one"), with_key_of("two")]
+    second = [with_key_of("one"), with_key_of("two")]
 
     assert first == [[1], [1]]  # each has built it once
     assert second == [[2], [2]]
@@ -170,7 +170,7 @@ def test_a_new_key_can_be_read_by_its_user_only(key_file: Path) -> None:
     assert key_file.stat().st_mode & 0o777 == 0o600
 
 
-def put_a_folder_there(path: Path) -> None:
+def replace_by_folder(path: Path) -> None:
     path.unlink()
     path.mkdir()
 
@@ -178,7 +178,7 @@ def put_a_folder_there(path: Path) -> None:
 SPOILED: dict[str, Callable[[Path], Any]] = {
     "others can read it": lambda path: path.chmod(0o640),
     "it is too short": lambda path: path.write_bytes(b"short"),
-    "it is a folder": put_a_folder_there,
+    "it is a folder": replace_by_folder,
 }
 
 
@@ -265,13 +265,13 @@ def folder_of_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable
         seen.append(Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]))
         raise ZeroDivisionError
 
-    def compile_and_look() -> Path:
+    def folder_of_compilation() -> Path:
         with pytest.raises(ZeroDivisionError):
             BUILDER.build(SimpleNamespace(module=nn.Module(), operators=[]))
         return seen.pop()
 
     monkeypatch.setattr(backend, "without_writes", fail)
-    return compile_and_look
+    return folder_of_compilation
 
 
 def test_torchs_compiler_stores_files_beside_the_cache_where_nobody_else_can_write(

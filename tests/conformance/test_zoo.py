@@ -30,7 +30,7 @@ from poptorch.testing import CONFORMANCE, allclose
 SEED = 5
 
 
-class Cramped(Setup):
+class LittleLaneMemory(Setup):
     """With little memory for lanes."""
 
     def options(self) -> poptorch.Options:
@@ -119,7 +119,9 @@ def test_the_budget_falls_in_halves(pages: int, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.slow
 def test_a_small_memory_budget_means_more_chunks_and_the_same_result() -> None:
-    fewer = compare("tied", Cramped(accumulation=ACCUMULATION, seed=SEED), 1, **near(28, 4))
+    fewer = compare(
+        "tied", LittleLaneMemory(accumulation=ACCUMULATION, seed=SEED), 1, **near(28, 4)
+    )
     assert 1 < fewer.count < ACCUMULATION
 
 
@@ -154,7 +156,7 @@ class Broken:
     def compile(self, plan: Any, progress: Callable[..., Any]) -> Any:
         inner = registry.available()["reference"].compile(plan, progress)
 
-        class Forgetful:
+        class WithoutUpdates:
             def run(self, state: Any, batch: list[torch.Tensor]) -> list[torch.Tensor]:
                 before = {key: value.clone() for key, value in state.tensors.items()}
                 results = inner.run(state, batch)
@@ -165,7 +167,7 @@ class Broken:
             def report(self) -> Any:
                 return inner.report()
 
-        return Forgetful()
+        return WithoutUpdates()
 
 
 @pytest.fixture

@@ -81,10 +81,10 @@ class Measured:
 
     def __init__(self) -> None:
         self.seconds = {BLAS: 1.0, ONEDNN: 0.8}
-        self.asked: list[str] = []
+        self.measured_shapes: list[str] = []
 
     def times_of(self, shape: Shape) -> dict[str, float]:
-        self.asked.append(str(shape))
+        self.measured_shapes.append(str(shape))
         return self.seconds
 
 
@@ -115,14 +115,14 @@ def test_each_class_of_a_program_is_measured_twice_and_then_stays(
     monkeypatch.setattr(product_libraries, "_known", {})
     of_another_process = trained().plan()
 
-    assert sorted(measured.asked) == ["256x64x512 tn"] * 2 + ["64x512x256 nt"] * 2
+    assert sorted(measured.measured_shapes) == ["256x64x512 tn"] * 2 + ["64x512x256 nt"] * 2
     assert "products computed by oneDNN: [64, 512] x [512, 256], [256, 64] x [64, 512]" in str(plan)
     assert of_this_process.libraries == plan.libraries
     assert of_another_process.libraries == plan.libraries
     assert "without an optimisation" not in caplog.text
 
 
-def chosen_on(work: dict[Shape, int]) -> dict[Shape, str]:
+def chosen_for(work: dict[Shape, int]) -> dict[Shape, str]:
     return product_libraries.chosen(Counter(work), True)
 
 
@@ -135,9 +135,9 @@ def test_calibrating_measures_again_and_changes_the_key_of_compiled_code(
     key = cache.key_of(graph, Inductor())
 
     measured.seconds[ONEDNN] = 1.2
-    told = product_libraries.calibrate()
+    choices = product_libraries.calibrate()
 
-    assert told[Shape(64, 512, 256, "nt")].startswith(f"{BLAS}; oneDNN takes 1.2")
+    assert choices[Shape(64, 512, 256, "nt")].startswith(f"{BLAS}; oneDNN takes 1.2")
     assert cache.key_of(graph, Inductor()) != key
     assert product_libraries.described_choices([graph])[0].startswith(
         f"matrix products computed by {BLAS}: [64, 512]"
@@ -180,7 +180,7 @@ def test_a_library_that_is_clearly_faster_twice_is_taken(
     shape: Shape, other: str, shares: list[float], taken: str, time_for_one_class: Any
 ) -> None:
     time_for_one_class(other, shares)
-    assert chosen_on({shape: 1}) == {shape: taken}
+    assert chosen_for({shape: 1}) == {shape: taken}
 
 
 @TAKEN
@@ -192,7 +192,7 @@ def test_if_time_is_short_classes_use_the_measured_choice_of_their_kind(
     several_rows = Shape(65, 512, 512, "nt")
     is_of_that_kind = shape.rows > 1 and shape.layout == "nt"
 
-    found = chosen_on({shape: 3, alike: 2, several_rows: 1})
+    found = chosen_for({shape: 3, alike: 2, several_rows: 1})
 
     assert found[alike] == taken
     assert found[several_rows] == (taken if is_of_that_kind else ONEDNN)

@@ -156,13 +156,13 @@ def problem(case: Case) -> tuple[str, str | None]:
     pairs = {f"call {at}": pair for at, pair in enumerate(zip(got, expected, strict=True))}
     pairs |= {name: (state[name], value) for name, value in eager.state().items()}
     for name, pair in pairs.items():
-        wrong = _apart(*pair, closeness(case))
+        wrong = _difference_of(*pair, closeness(case))
         if wrong:
             return "other numbers than eager", f"{name}: {wrong}"
     return "right", None
 
 
-def _apart(got: Any, expected: Any, close: dict[str, float]) -> str | None:
+def _difference_of(got: Any, expected: Any, close: dict[str, float]) -> str | None:
     flat, structure = pytree.tree_flatten(expected)
     try:
         ours = pytree.tree_leaves(got)

@@ -94,7 +94,7 @@ def smoothed(m: Any, x: torch.Tensor) -> torch.Tensor:
     return x - m.mean.clone()
 
 
-def drawn_near(m: Any, x: torch.Tensor) -> torch.Tensor:
+def updates_mean(m: Any, x: torch.Tensor) -> torch.Tensor:
     out = x + 0.1 * m.mean.clone()
     with torch.no_grad():
         m.mean.lerp_(x.mean(0), m.share)
@@ -124,7 +124,7 @@ def shifted(m: Any, x: torch.Tensor) -> torch.Tensor:
     return x * m.queue.clone().sum(0).sigmoid()
 
 
-def learned_from(m: Any, x: torch.Tensor) -> torch.Tensor:
+def updates_target_network(m: Any, x: torch.Tensor) -> torch.Tensor:
     """A target network that follows a layer."""
     with torch.no_grad():
         m.slow.mul_(m.share).add_(m.layer.weight, alpha=1 - m.share)
@@ -133,7 +133,9 @@ def learned_from(m: Any, x: torch.Tensor) -> torch.Tensor:
 
 def buffers(draw: Draw) -> nn.Module:
     return Having(
-        draw.choice([smoothed, drawn_near, counted, largest, queued, shifted, learned_from]),
+        draw.choice(
+            [smoothed, updates_mean, counted, largest, queued, shifted, updates_target_network]
+        ),
         share=draw.choice([0.9, 0.5]),
         count=torch.tensor(0),
         mean=torch.rand(WIDTH),

@@ -17,13 +17,13 @@ def watch() -> None:
 
     @functools.wraps(warn)
     def noting(message: object, *arguments: object, **settings: object) -> None:
-        look(str(message) % arguments if arguments else str(message))
+        note_failures_in(str(message) % arguments if arguments else str(message))
         warn(message, *arguments, **settings)  # type: ignore[arg-type]
 
     _ENGINE.warning = noting  # type: ignore[method-assign]
 
 
-def look(printed: str) -> None:
+def note_failures_in(printed: str) -> None:
     """Note such warnings in what another process printed."""
     _failures.extend(line for line in printed.splitlines() if "Compilation failed" in line)
 

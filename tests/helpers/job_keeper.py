@@ -27,7 +27,7 @@ class Slow:
         return value
 
 
-def is_gone(store: Any) -> bool:
+def has_ended(store: Any) -> bool:
     try:
         store.check(["anything"])
     except RuntimeError:
@@ -55,7 +55,7 @@ def main(what: str) -> int:
     if what == "it is done" and index == 2:
         group._store = Slow(group._store)
     if what in ("another is killed", "it is killed") and index == 2:
-        assert eventually(lambda: is_gone(group._store))
+        assert eventually(lambda: has_ended(group._store))
     try:
         print(len(group.texts("second", "second texts")), "texts")
     except poptorch.Error as error:

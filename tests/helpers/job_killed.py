@@ -59,7 +59,7 @@ class Moments:
         os.kill(os.getppid() if self._kill.get("launcher") else os.getpid(), signal.SIGKILL)
 
 
-class Telling(torch.utils.data.Dataset[Any]):
+class ReportingDataset(torch.utils.data.Dataset[Any]):
     """Says when a sample is loaded, which is between calls."""
 
     def __init__(self, moments: Moments, noise: float) -> None:
@@ -104,7 +104,9 @@ def main(folder: str, stages: str = "1", noise: str = "1") -> None:
     opts.Distributed.stageProcesses(int(stages))
     model = Dropping(400)
     training = poptorch.trainingModel(model, opts, poptorch.optim.Adam(model.parameters(), lr=0.01))
-    loader = poptorch.DataLoader(opts, Telling(moments, float(noise)), batch_size=1, shuffle=True)
+    loader = poptorch.DataLoader(
+        opts, ReportingDataset(moments, float(noise)), batch_size=1, shuffle=True
+    )
     checkpoints = poptorch.Checkpoints(Path(folder) / "run", training, loader)
     checkpoints.resume()
     print(f"met\nfrom step {checkpoints.step}", flush=True)

@@ -114,7 +114,7 @@ def end(processes: Iterable[BaseProcess]) -> None:
 
 def printed(folder: Path, index: int) -> str:
     text = (folder / f"{index}.out").read_text()
-    compiled.look(text)
+    compiled.note_failures_in(text)
     return text
 
 

@@ -230,7 +230,7 @@ class Frozen(Net):
         self.first.weight.requires_grad_(False)
 
 
-class Weird(torch.optim.Optimizer):
+class StepByFunction(torch.optim.Optimizer):
     """Does to each weight what a function says."""
 
     def __init__(self, params: Any, function: Any, **defaults: Any) -> None:
@@ -244,8 +244,8 @@ class Weird(torch.optim.Optimizer):
                 self.function(p, group, self.state[p])  # that line
 
 
-def weird(function: Any, **defaults: Any) -> Make:
+def step_by_function(function: Any, **defaults: Any) -> Make:
     def make(model: nn.Module) -> Any:
-        return Weird(model.parameters(), function, **defaults)
+        return StepByFunction(model.parameters(), function, **defaults)
 
     return make

@@ -84,7 +84,7 @@ class Program:
         self.send_signal(signal.SIGKILL)
 
     def close(self) -> None:
-        compiled.look(self.errors())
+        compiled.note_failures_in(self.errors())
         for file in (self.stdin, self.stdout, self._status, self._errors):
             file.close()
 

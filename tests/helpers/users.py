@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-NOBODY = 65534
-_AS_NOBODY = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
+OTHER_USER = 65534
+_AS_OTHER_USER = ["setpriv", f"--reuid={OTHER_USER}", f"--regid={OTHER_USER}", "--clear-groups"]
 
 
 @functools.cache
@@ -16,7 +16,7 @@ def _obstacle() -> str:
     if os.getuid() != 0:
         return "only root can act as another user"
     try:
-        command = [*_AS_NOBODY, sys.executable, "-ISc", ""]
+        command = [*_AS_OTHER_USER, sys.executable, "-ISc", ""]
         tried = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError as error:
         return f"setpriv cannot be run: {error}"
@@ -27,7 +27,7 @@ def start(code: str, *arguments: str) -> subprocess.Popen[str]:
     """Let another user run a program; skip the test, and say why, where that is impossible."""
     if _obstacle():
         pytest.skip(_obstacle())
-    command = [*_AS_NOBODY, sys.executable, "-ISc", code, *arguments]
+    command = [*_AS_OTHER_USER, sys.executable, "-ISc", code, *arguments]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     return subprocess.Popen(command, text=True, cwd="/", env={}, **pipes)  # type: ignore[call-overload,no-any-return]
 

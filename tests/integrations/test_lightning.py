@@ -109,7 +109,7 @@ def trainer(ours: bool, folder: Path, *callbacks: pl.Callback, **settings: Any) 
         )
 
 
-def alike(ours: list[Any], theirs: list[Any]) -> None:
+def assert_all_close(ours: list[Any], theirs: list[Any]) -> None:
     for one, another in zip(ours, theirs, strict=True):
         assert one == pytest.approx(another, rel=relative(16, 5))
 
@@ -139,8 +139,8 @@ def test_losses_logs_and_weights_are_the_same(
     assert "val_loss" in mine.epochs[0]
     if updates == 2 * batches:  # a batch that only adds to an update is run with the last of them
         assert mine.losses == pytest.approx(theirs.losses, rel=relative(16, 5))
-        alike(mine.steps, theirs.steps)
-    alike(mine.epochs, theirs.epochs)
+        assert_all_close(mine.steps, theirs.steps)
+    assert_all_close(mine.epochs, theirs.epochs)
     torch.testing.assert_close(module.state_dict(), other.state_dict())
 
 
@@ -234,9 +234,9 @@ def test_metrics_and_the_callbacks_that_read_them(steps: int, tmp_path: Path) ->
     assert names <= set(record.epochs[0])
     assert {"now_step", "rank_step"} <= set(record.steps[-1])
     assert mine.callback_metrics["hidden"] == plain.callback_metrics["hidden"]
-    alike(record.epochs, other.epochs)
+    assert_all_close(record.epochs, other.epochs)
     if steps == 1:
-        alike(record.steps, other.steps)
+        assert_all_close(record.steps, other.steps)
     assert mine.current_epoch == plain.current_epoch < 4  # stopped early
     ours, theirs = (run.checkpoint_callback for run in (mine, plain))
     assert Path(ours.best_model_path).name == Path(theirs.best_model_path).name
@@ -251,7 +251,7 @@ def test_testing_and_predicting_give_the_results_of_the_plain_trainer(tmp_path: 
     mine = ours.test(module, [loader(8), loader(9)], verbose=False)
     theirs = plain.test(module, [loader(8), loader(9)], verbose=False)
     assert len(mine) == 2
-    alike(mine, theirs)
+    assert_all_close(mine, theirs)
     rows = torch.cat(ours.predict(module, loader(8)))
     torch.testing.assert_close(rows, module(DATA.tensors[0]).detach())
 

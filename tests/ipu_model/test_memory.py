@@ -325,7 +325,7 @@ def test_inputs_come_from_the_host_once_at_the_speed_of_the_gateway() -> None:
 def test_blocks_are_placed_from_the_first_tile_on() -> None:
     tiles = Tiles(8)
 
-    tiles.lay(100.0, 0.3)  # blocks of three tenths of it: three, and a tenth
+    tiles.place_blocks(100.0, 0.3)  # blocks of three tenths of it: three, and a tenth
 
     assert tiles.bytes == pytest.approx([30, 30, 30, 10, 0, 0, 0, 0])
 
@@ -333,7 +333,7 @@ def test_blocks_are_placed_from_the_first_tile_on() -> None:
 def test_small_blocks_are_spread_over_all_tiles() -> None:
     tiles = Tiles(8)
 
-    tiles.lay(80.0, 0.01)
+    tiles.place_blocks(80.0, 0.01)
 
     assert tiles.bytes[4:] == pytest.approx([10] * 4)
 
@@ -342,7 +342,7 @@ def test_small_tensors_are_dealt_out() -> None:
     tiles = Tiles(4)
 
     for size in (300.0, 20.0, 130.0):
-        tiles.deal(size)
+        tiles.distribute(size)
 
     assert tiles.bytes == pytest.approx([128 + 2, 128, 44, 20], abs=128)
     assert sum(tiles.bytes) == pytest.approx(450)

@@ -151,7 +151,7 @@ def test_processes_on_two_hosts_train_together(tmp_path: Path) -> None:
         torch.testing.assert_close(ours, model[0].weight.detach())
 
 
-def listens_at(address: str, port: int) -> str:
+def address_of_listener(address: str, port: int) -> str:
     with socket.socket(fileno=rendezvous.listening(address, port)) as listener:
         at: str = listener.getsockname()[0]
         return at
@@ -170,7 +170,7 @@ def listens_at(address: str, port: int) -> str:
     ],
 )
 def test_a_store_listens_at_the_address_that_is_named(address: str, at: str) -> None:
-    assert listens_at(address, jobs.free_port()) == at
+    assert address_of_listener(address, jobs.free_port()) == at
 
 
 def test_a_port_that_something_else_listens_to_is_an_error() -> None:

@@ -236,16 +236,16 @@ def test_a_model_stays_unwrapped_when_its_optimizer_is_refused(
 def test_one_warning_says_that_the_step_of_a_subclass_does_not_run(
     base: type[Optimizer], caplog: pytest.LogCaptureFixture
 ) -> None:
-    class Mine(base):  # type: ignore[misc,valid-type]
+    class WithOwnStep(base):  # type: ignore[misc,valid-type]
         def step(self, closure: object = None) -> None:
             raise NotImplementedError
 
-    subject = trained(of(Mine, lr=0.1))
+    subject = trained(of(WithOwnStep, lr=0.1))
     subject.wrapped.setOptimizer(subject.optimizer)
 
     (record,) = caplog.records
     assert "Poptorch does not run Python optimizer code directly" in record.getMessage()
-    assert "Mine" in record.getMessage()
+    assert "WithOwnStep" in record.getMessage()
 
 
 FEW = {"lr": 0.2, "betas": (0.1, 0.2), "loss_scaling": 2.0}
@@ -290,7 +290,7 @@ def warnings_of(
 
 def with_new_attributes(optimizer: Optimizer) -> None:
     """Add attributes in three places, and a scheduler."""
-    optimizer.mood = 1
+    optimizer.invented = 1
     optimizer.defaults["size"] = 2
     optimizer.param_groups[0].update(colour=3, loss_scaling=4.0)
     torch.optim.lr_scheduler.StepLR(optimizer, 1)
@@ -310,7 +310,7 @@ def test_new_attributes_are_one_warning_for_each_place(caplog: pytest.LogCapture
     with_new_attributes(optimizer)
 
     assert warnings_of(wrapped, optimizer, caplog) == [
-        "optimizer attribute in SGD optimizer: mood",
+        "optimizer attribute in SGD optimizer: invented",
         "default group variable in SGD optimizer: size",
         "group attribute in SGD optimizer: colour, loss_scaling",
     ]
@@ -323,9 +323,11 @@ def test_the_warning_about_a_new_attribute_names_the_class_of_the_optimizer(
     several = [torch.optim.Adam([parameter]) for parameter in model.parameters()]
     wrapped = poptorch.trainingModel(model, options(), several)
 
-    several[0].mood = 1
+    several[0].invented = 1
 
-    assert warnings_of(wrapped, several, caplog) == ["optimizer attribute in Adam optimizer: mood"]
+    assert warnings_of(wrapped, several, caplog) == [
+        "optimizer attribute in Adam optimizer: invented"
+    ]
 
 
 @pytest.mark.spec("optimizers", 7, 11)

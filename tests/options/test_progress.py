@@ -23,14 +23,14 @@ def _stderr_is_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def _a_second_passes_at_each_look(monkeypatch: pytest.MonkeyPatch) -> None:
+def _clock_advances_at_each_read(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = itertools.count()
     monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: float(next(clock))))
 
 
 @pytest.fixture
 def finished_bar(
-    capsys: pytest.CaptureFixture[str], _a_second_passes_at_each_look: None
+    capsys: pytest.CaptureFixture[str], _clock_advances_at_each_read: None
 ) -> CompilationProgressBar:
     """A bar that has gone from 0 over 50 to 100 percent, a second for each half."""
     bar = CompilationProgressBar()

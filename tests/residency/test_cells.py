@@ -64,7 +64,7 @@ class Machine(RuleBasedStateMachine):
     def read(self, at: int) -> None:
         self.move(at, Event.READ)
 
-    def came_down(self) -> None:
+    def copied_to_host(self) -> None:
         """The host has the newest values."""
         self.on_host = self.newest
         self.newer = None
@@ -86,17 +86,17 @@ class Machine(RuleBasedStateMachine):
         self.newer = at
 
     @rule(mode=UNDER)
-    def look(self, mode: Mode) -> None:
+    def read_on_host(self, mode: Mode) -> None:
         assert (type(self.host) is not nn.Parameter) == (self.newer is not None)
         with mode():
             assert self.host.item() == self.newest
         assert type(self.host) is nn.Parameter
-        self.came_down()
+        self.copied_to_host()
 
     @rule()
-    def give_other_memory(self) -> None:
+    def replace_memory(self) -> None:
         self.host.data = self.host.detach().clone()
-        self.came_down()
+        self.copied_to_host()
 
     @rule(at=EITHER, mode=UNDER)
     def copy_to_host(self, at: int, mode: Mode) -> None:
@@ -108,7 +108,7 @@ class Machine(RuleBasedStateMachine):
             return  # nothing is on this device
         self.devices[at].fetch()
         self.move(at, Event.COPY_TO_HOST)
-        self.came_down()
+        self.copied_to_host()
         assert self.host.item() == self.newest
 
     @rule(at=EITHER, mode=UNDER)
@@ -125,7 +125,7 @@ class Machine(RuleBasedStateMachine):
             self.move(at, Event.DETACH)
             self.devices[at].clear()
         if self.newer == at:
-            self.came_down()
+            self.copied_to_host()
 
 
 Machine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)

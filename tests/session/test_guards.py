@@ -24,7 +24,7 @@ NOT_FOLLOWED = "The compiled program does not follow what changed on the host: "
 
 
 @pytest.fixture(autouse=True)
-def looking_as_often_on_a_busy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def checks_are_never_postponed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guards, "CHEAP", 60.0)
 
 
@@ -139,7 +139,7 @@ class Holds(Net):
         x = x * self.factors[1] + self.settings["shift"] * self.mask + self.masks[0]
         return super().forward(x * self.config.scale + self.args.offset, y)
 
-    def goes_on(self, call: int) -> None:
+    def change_between_calls(self, call: int) -> None:
         """What may change between calls."""
         self.calls += 1  # forward counts, too
         self._private += 1
@@ -225,7 +225,7 @@ def test_one_message_lists_all_changes_once(
     executor = wrap(model)
     for call in range(2):
         run(executor)
-        model.goes_on(call)
+        model.change_between_calls(call)
         assert model.first.weight.isfinite().all()  # comes down where it was trained
     model.load_state_dict(copy.deepcopy(model.state_dict()))
     run(executor)  # written with their own values

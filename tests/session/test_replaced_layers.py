@@ -28,7 +28,7 @@ adam = functools.partial(torch.optim.Adam, lr=0.1, eps=1e-3)
 
 
 @pytest.fixture(autouse=True)
-def looking_as_often_on_a_busy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def checks_are_never_postponed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guards, "CHEAP", 60.0)
 
 

@@ -195,12 +195,12 @@ def test_an_exception_of_a_handler_while_guards_are_checked_is_not_a_change(
 ) -> None:
     last, armed = pkgutil.resolve_name("poptorch._base.seeding.last"), list[int]()
 
-    def looked() -> Any:
+    def interrupted_read() -> Any:
         if armed:
             os.kill(os.getpid(), armed.pop())
         return last()
 
-    monkeypatch.setattr("poptorch._base.seeding.last", looked)
+    monkeypatch.setattr("poptorch._base.seeding.last", interrupted_read)
     monkeypatch.setattr("poptorch._session.guards.CHECK_EVERY", 0.0)
     executor = poptorch.inferenceModel(torch.nn.Sequential(torch.nn.Dropout()), options())
     executor.train()

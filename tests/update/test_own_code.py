@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from helpers.own_steps import Frozen, Net, Pair, weird
+from helpers.own_steps import Frozen, Net, Pair, step_by_function
 
 T = torch.optim
 
@@ -80,7 +80,7 @@ def by_shape(p: torch.Tensor, group: dict[str, Any], state: dict[str, Any]) -> N
     ],
 )
 def test_code_of_a_step_has_the_same_meaning_as_in_eager_torch(function: Any) -> None:
-    pair = Pair(weird(function))
+    pair = Pair(step_by_function(function))
     pair.steps(7)
     pair.assert_alike()
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import poptorch
-from helpers.own_steps import Frozen, Make, Net, Pair, Weird, of, weird, wrapped
+from helpers.own_steps import Frozen, Make, Net, Pair, StepByFunction, of, step_by_function, wrapped
 from helpers.wrapping import Having, options
 
 T = torch.optim
@@ -23,25 +23,25 @@ def refused(make: Make) -> str:
 
 
 def test_a_value_that_only_the_device_has_is_refused_with_its_line() -> None:
-    message = refused(weird(lambda p, group, state: p.mul_(float(p.norm()))))
+    message = refused(step_by_function(lambda p, group, state: p.mul_(float(p.norm()))))
     assert "test_own_refusals.py" in message
     assert "float()" in message
 
 
 def test_a_result_whose_size_depends_on_values_is_refused_with_its_line() -> None:
-    message = refused(weird(lambda p, group, state: p[p > 0].mul_(0.5)))
+    message = refused(step_by_function(lambda p, group, state: p[p > 0].mul_(0.5)))
     assert "test_own_refusals.py" in message
     assert "size" in message
 
 
 def test_random_numbers_in_a_step_are_refused_with_their_line() -> None:
-    message = refused(weird(lambda p, group, state: p.add_(torch.randn_like(p))))
+    message = refused(step_by_function(lambda p, group, state: p.add_(torch.randn_like(p))))
     assert "draws random numbers" in message
     assert "test_own_refusals.py" in message
 
 
 def test_state_that_belongs_to_no_parameter_is_refused() -> None:
-    class Keeping(Weird):
+    class Keeping(StepByFunction):
         def step(self, closure: Any = None) -> None:
             self.state["all"]["count"] = 1
 
@@ -71,7 +71,7 @@ def test_stochastic_rounding_of_weights_in_half_is_refused() -> None:
 
 
 def test_a_step_that_needs_a_closure_is_refused_when_the_model_is_wrapped() -> None:
-    class Closing(Weird):
+    class Closing(StepByFunction):
         def step(self, closure: Any) -> Any:
             return closure()
 
@@ -83,10 +83,10 @@ def test_an_exception_of_a_step_has_a_note_that_the_step_was_traced() -> None:
     def fail(p: torch.Tensor, group: dict[str, Any], state: dict[str, Any]) -> None:
         raise KeyError("missing")
 
-    pair = Pair(weird(fail))
+    pair = Pair(step_by_function(fail))
     with pytest.raises(KeyError) as caught:
         pair.training(*pair.batch())
-    assert "While poptorch traced the step of Weird" in str(caught.value.__notes__)
+    assert "While poptorch traced the step of StepByFunction" in str(caught.value.__notes__)
 
 
 class Wrapping(T.Optimizer):

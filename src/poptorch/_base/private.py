@@ -35,7 +35,7 @@ FORMER: dict[str, str] = _TABLES["former"]
 ROWS = {path.replace(":", ".").rpartition(".")[2].lstrip("_"): (path, lost)
         for lost, paths in (REQUIRED | OPTIONAL).items() for path in paths}  # fmt: skip
 ATTRIBUTES, UNDOCUMENTED = _TABLES["attributes"], _TABLES["undocumented"]
-_said = set[str]()  # first lines of warnings that were given
+_warned_about = set[str]()  # first lines of warnings that were given
 
 
 class MissingName(Error):  # noqa: N818 (as for every Error here)
@@ -101,8 +101,8 @@ def warn_missing(missing: MissingName) -> None:
 
 def _warn(message: str) -> None:
     first = message.partition("\n")[0]
-    if first not in _said:
-        _said.add(first)
+    if first not in _warned_about:
+        _warned_about.add(first)
         log.python.warning("%s", message)
 
 

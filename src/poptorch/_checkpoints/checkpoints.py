@@ -26,7 +26,7 @@ from torch.utils import data
 from .. import _job
 from .._base import archive, log, trees
 from .._base.errors import AssertionFailure, Error
-from .._data.sharding import InTurn
+from .._data.sharding import Interleaved
 from .._job.rendezvous import Background
 from .._session import files
 from ..dataloader import DataLoader
@@ -212,7 +212,7 @@ class Checkpoints:
             return
         if facts["samples"] != self._samples:
             wrong = f"{self._samples} samples per step here, {facts['samples']} in the checkpoint"
-        elif not isinstance(part, InTurn):
+        elif not isinstance(part, Interleaved):
             wrong = "a loader that does not divide its data evenly"
         else:
             return

@@ -79,7 +79,7 @@ class WithFallback:
             failure = self._failure(error)
             if failure is None:
                 raise
-            snapshot.put_back(state, batch)
+            snapshot.restore(state, batch)
             return self._instead(error, state, batch)
         self._left -= 1
         if not self._left:

@@ -30,8 +30,9 @@ from .plan_code import PlanCode, count_of
 
 # The factor on the estimated seconds of a compilation while a run uses the machine, too. The other
 # cores can take over half of the work.
-BESIDE, SHARE = 1.2, 0.5
-SOONER = 2.5  # seconds less if the waiting process compiles, because no process must be started
+WHILE_RUNNING, SHARE = 1.2, 0.5
+# seconds less if the waiting process compiles, because no process must be started
+SAVED_SECONDS = 2.5
 COMPARED = 10  # calls of the fast tier before its speed is reported
 POLL_SECONDS = 0.5  # seconds between two checks of the cache
 _NOT_COMPILED = "the compiler needs the numbers: {}"
@@ -87,7 +88,9 @@ def compile_plan(
         progress(1.0)
         return fastest.considering(tiered, plan, code)
     if is_missing:
-        code.announce("captured; compiling takes about %.0f s", code.expected_seconds() - SOONER)
+        code.announce(
+            "captured; compiling takes about %.0f s", code.expected_seconds() - SAVED_SECONDS
+        )
     try:
         if is_missing and idle:
             code.compile_concurrently(idle)
@@ -239,7 +242,7 @@ class Tiered:
             self._announce(text, verb)
         else:
             text = "captured; calls run interpreted while %s, about %.0f s"
-            self._announce(text, verb, BESIDE * self._expected)
+            self._announce(text, verb, WHILE_RUNNING * self._expected)
 
     def _take_over(self) -> None:
         found = self._code.found()

@@ -100,7 +100,7 @@ def _loaded(library: bytes) -> Compiled:
     # The library finds torch's accessor of tensors in this variable, which torch's own loader sets.
     address = str(private.torchinductor_pyobject_tensor_data_ptr)
     env.put("_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR", address)
-    with temporary_folders.folder_meanwhile("poptorch-code-") as folder:
+    with temporary_folders.folder_within_block("poptorch-code-") as folder:
         path = folder / "code.so"  # a loaded library needs no name in the file system
         path.write_bytes(library)
         spec = importlib.util.spec_from_file_location(f"poptorch_code.{ENTRY}", path)

@@ -167,7 +167,7 @@ def _base() -> Path:
     """
     chosen, temporary = env.get("POPTORCH_JOB_DIR"), folders.temporary()
     base = Path(chosen or temporary or "", "" if chosen else f"poptorch-jobs-{os.getuid()}")
-    why = folders.trouble(base) if chosen or temporary else "there is no temporary directory"
+    why = folders.problem_with(base) if chosen or temporary else "there is no temporary directory"
     if why is not None:
         raise StateError(
             "The processes of this job cannot meet in a private folder",

@@ -881,7 +881,7 @@ def steady() -> Net:
     return model
 
 
-def anew(make: Callable) -> Resumed:
+def newly_wrapped(make: Callable) -> Resumed:
     model = steady()
     optimizer = make(model.parameters())
     return poptorch.trainingModel(model, options(), optimizer), optimizer
@@ -907,7 +907,7 @@ def by_second_file(first: poptorch.PoplarExecutor, make: Callable, folder: Path)
 
 def by_checkpoints(first: poptorch.PoplarExecutor, make: Callable, folder: Path) -> Resumed:
     poptorch.Checkpoints(folder, first, [(X, Y)]).save()
-    executor, optimizer = anew(make)
+    executor, optimizer = newly_wrapped(make)
     assert poptorch.Checkpoints(folder, executor, [(X, Y)]).resume()
     return executor, optimizer
 
@@ -916,7 +916,7 @@ def by_state_dicts(first: poptorch.PoplarExecutor, make: Callable, folder: Path)
     state = first.model.state_dict(), first._optimizer.state_dict()
     torch.save(state, folder / "states")
     weights, moments = torch.load(folder / "states")
-    executor, optimizer = anew(make)
+    executor, optimizer = newly_wrapped(make)
     executor.load_state_dict(weights)
     optimizer.load_state_dict(moments)
     return executor, optimizer

@@ -22,7 +22,7 @@ sgd = functools.partial(torch.optim.SGD, lr=0.1)
 
 
 @pytest.fixture(autouse=True)
-def looking_as_often_on_a_busy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def checks_are_never_postponed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guards, "CHEAP", 60.0)
 
 

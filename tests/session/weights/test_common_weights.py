@@ -86,7 +86,7 @@ SCRIPTS = {
 }
 
 
-def anyhow(seed: int) -> str:
+def random_order(seed: int) -> str:
     """Calls, reads, copies to the host and detaching in any order: none may lose a step."""
     draw = random.Random(seed)
     order = "".join(draw.sample("DGS", draw.choice([2, 3, 3])))
@@ -97,7 +97,7 @@ def anyhow(seed: int) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize("script", [*SCRIPTS, *range(5)])
 def test_models_train_as_in_plain_torch(script: str | int) -> None:
-    order, *words = (SCRIPTS[script] if isinstance(script, str) else anyhow(script)).split()
+    order, *words = (SCRIPTS[script] if isinstance(script, str) else random_order(script)).split()
     models, kind = Wrapped(*(MAKERS[letter][0] for letter in order)), poptorch.PoplarExecutor
     do = {
         "h": kind.copyWeightsToHost,

@@ -33,19 +33,19 @@ def resident() -> int:
 def live_tensors() -> int:
     """Return how many tensors there are."""
     gc.collect()
-    return sum(issubclass(type(thing), torch.Tensor) for thing in gc.get_objects())
+    return sum(issubclass(type(each), torch.Tensor) for each in gc.get_objects())
 
 
 @pytest.mark.slow
 def test_a_class_with_a_reference_to_its_executor_is_collected() -> None:
     """As a script's classes do, by the script's variables, when it has run or a cell runs again."""
 
-    class Own(Net): ...
+    class SelfReferring(Net): ...
 
-    Own.executor = poptorch.trainingModel(Own(64, 64), options())
-    Own.executor(INPUT, TARGET)
-    kept = weakref.ref(Own)
-    del Own
+    SelfReferring.executor = poptorch.trainingModel(SelfReferring(64, 64), options())
+    SelfReferring.executor(INPUT, TARGET)
+    kept = weakref.ref(SelfReferring)
+    del SelfReferring
     gc.collect()
     assert kept() is None
 

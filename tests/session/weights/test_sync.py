@@ -45,7 +45,7 @@ def trained(model: nn.Module) -> poptorch.PoplarExecutor:
     return executor
 
 
-LOOKS = {
+READS = {
     "attribute": lambda m, t: m.layer.weight,
     "executor attribute": lambda m, t: t.layer.weight,
     "parameters": lambda m, t: next(iter(m.layer.parameters())),
@@ -62,7 +62,7 @@ LOOKS = {
 @pytest.mark.spec("programs", 5)
 def test_every_way_of_reading_weights_sees_trained_values() -> None:
     pair = EagerPair(Net(), sgd)
-    for look in LOOKS.values():
+    for look in READS.values():
         pair.step(X, Y, count=2)
         assert torch.equal(look(pair.model, pair.wrapped), look(pair.eager, pair.eager))
     assert set(pair.wrapped.plan().program.graphs) == {"step"}  # one graph holds it all
