@@ -279,9 +279,9 @@ def test_impossible_arguments_of_an_accessor_are_refused() -> None:
 @pytest.mark.parametrize(
     ("args", "kwargs", "got"),
     [
-        ((sets.Numbers(4),), {"batch_size": 2}, "a Numbers first"),
+        ((sets.Numbers(4),), {"batch_size": 2}, "a Numbers as the first"),
         ((), {"dataset": sets.Numbers(4)}, "no options"),
-        ((poptorch.Options(),), {}, "options only"),
+        ((poptorch.Options(),), {}, "options, but no data set"),
     ],
 )
 def test_a_loader_without_options_or_data_says_how_to_call_it(

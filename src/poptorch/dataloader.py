@@ -528,11 +528,13 @@ def _check(options: Any, dataset: Any, async_options: dict[str, Any] | None) -> 
     if options is _MISSING:
         raise InvalidType(_ORDER, got="no options", fix=_CALL)
     if dataset is _MISSING and not isinstance(options, Options):
-        raise InvalidType(_ORDER, got=f"a {type(options).__name__} first", fix=_CALL)
+        raise InvalidType(
+            _ORDER, got=f"a {type(options).__name__} as the first argument", fix=_CALL
+        )
     if not isinstance(options, Options):
         raise AssertionFailure(_ORDER, got=repr(options), fix=_CALL)
     if dataset is _MISSING:
-        raise InvalidType("DataLoader takes a data set", got="options only", fix=_CALL)
+        raise InvalidType("DataLoader takes a data set", got="options, but no data set", fix=_CALL)
     if isinstance(dataset, Iterator) and not hasattr(type(dataset), "__getitem__"):
         raise InvalidType(
             "A data set must be readable again in each epoch",

@@ -94,7 +94,7 @@ def missing(what: str, allowed: Counts, samples: Sequence[Any]) -> dict[Any, int
             raise AssertionFailure(
                 f"{what[:-1].capitalize()} type {kind!r} exists in the data but not in the fixed "
                 "size options",
-                got=f"sizes for {list(allowed)}",
+                got=f"FixedSizeOptions has sizes for {list(allowed)}",
                 fix="add its size to FixedSizeOptions, or give one number for all types",
             )
         if count > allowed[kind]:

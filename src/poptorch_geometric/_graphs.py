@@ -125,7 +125,7 @@ def _check_present(each: Sequence[Mapping[Any, Any]], key: Any, name: str) -> No
             owner = "" if key is None else f" of {key!r}"
             raise InvalidKey(
                 "The graphs of a batch must have the same attributes",
-                got=f"graph {at} has no {name!r}{owner}, graph 0 has one",
+                got=f"graph {at} has no {name!r}{owner}, but graph 0 has one",
                 fix=(
                     "add the attribute to every graph of the data set",
                     f"or exclude it everywhere: exclude_keys=({name!r},)",

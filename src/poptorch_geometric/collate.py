@@ -216,7 +216,7 @@ def _check_edges(at: int, kind: Any, edge_index: torch.Tensor, counts: Mapping[A
             raise Error(
                 "An edge refers to a node that the graph does not have",
                 got=f"graph {at}: edge_index{_graphs.of_type(kind)} has numbers from {least} to "
-                f"{most}, the graph {counts.get(end, 0)} nodes",
+                f"{most}, but the graph has {counts.get(end, 0)} nodes",
                 fix=(
                     "number the nodes of each graph starting with 0",
                     "if the graph has nodes without attributes, set num_nodes",

@@ -151,7 +151,7 @@ def _room(limit: Limit, taken: Mapping[Any, int]) -> int:
             if kind not in limit:
                 raise Error(
                     f"max_num_nodes or max_num_edges has no entry for type {kind!r}",
-                    got=f"entries for {list(limit)}",
+                    got=f"there are entries for {list(limit)}",
                     fix=f"add an entry for {kind!r}, or pass one int for all types",
                 )
             if count > limit[kind]:

@@ -181,7 +181,8 @@ def check_broadcast(program: Program, request: _capture.Request, spec: Spec) -> 
         if path in changed and not tied.is_statistic:
             raise Error(
                 "PopTorch does not support broadcasting buffers that the model changes",
-                got=f"buffer '{path}' with {spec.loops.all_replicas} replicas",
+                got=f"forward changes buffer '{path}', and there are several replicas: "
+                f"{spec.loops.all_replicas}",
                 fix="let every replica keep its own values: options.broadcastBuffers(False)",
             )
 

@@ -44,13 +44,13 @@ class Form:
         if kind is not self.kind:
             raise AssertionFailure(
                 "All elements of the data set must be of the same kind",
-                got=f"{_name(type(element))} after {_name(self.kind)}",
+                got=f"a {_name(type(element))}; the first element is a {_name(self.kind)}",
                 fix=f"return a {_name(self.kind)} for every index of the data set",
             )
         if set(keys) != set(self.keys):
             raise AssertionFailure(
                 "All elements of the data set must have the same keys",
-                got=f"{list(keys)} after {list(self.keys)}",
+                got=f"keys {list(keys)}; the first element has {list(self.keys)}",
                 fix="return a dict with the keys of the first element for every index",
             )
         if kind is dict:
@@ -222,6 +222,6 @@ def _shapes(tensors: Tensors) -> list[tuple[int, ...]]:
 def _other_shapes(buffers: Tensors, tensors: Tensors) -> AssertionFailure:
     return AssertionFailure(
         "All elements of the data set must have the shapes of the first one",
-        got=f"shapes {_shapes(tensors)} after {_shapes(buffers)}",
+        got=f"shapes {_shapes(tensors)}; the first element has {_shapes(buffers)}",
         fix="pad the elements, in the data set or in collate_fn, to one shape",
     )

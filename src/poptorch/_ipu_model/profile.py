@@ -115,7 +115,9 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
         raise Error("There is no profile in this path", got=f"{file}: {error}", fix=fix) from None
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         form = content.get("format") if isinstance(content, dict) else None
-        raise Error("The profile has an unknown format", got=f"{file}: format {form}", fix=_FIX)
+        raise Error(
+            "The profile has an unknown format", got=f"{file} has the format {form}", fix=_FIX
+        )
     return content
 
 

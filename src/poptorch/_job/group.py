@@ -44,7 +44,7 @@ def join(index: int, count: int, patience: float) -> ProcessGroup:
                 "torch.distributed was initialised with another rank or world size",
                 got=(
                     f"rank {dist.get_rank()} of {dist.get_world_size()} in torch.distributed, "
-                    f"{index} of {count} in options.Distributed"
+                    f"and {index} of {count} in options.Distributed"
                 ),
                 fix=(
                     "call options.Distributed.configureProcessId(rank, world_size) with the values "

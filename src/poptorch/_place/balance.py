@@ -158,9 +158,9 @@ def balance(units: Sequence[Unit], chips: int, limit: int, pipelined: bool) -> l
         largest = max(units, key=lambda unit: unit.weight_bytes + unit.saved_bytes)
         raise Error(
             f"No placement on {chips} IPUs fits their memory",
-            got=f"{limit:,} bytes a chip; the model keeps {weights:,} bytes of weights and state, "
-            f"and '{largest.begins or '(start)'}' alone needs "
-            f"{largest.weight_bytes + largest.saved_bytes:,}",
+            got=f"{limit:,} bytes per chip; the model keeps {weights:,} bytes of weights and "
+            f"state, and '{largest.begins or '(start)'}' alone needs "
+            f"{largest.weight_bytes + largest.saved_bytes:,} bytes",
             fix=(
                 "use more IPUs, a smaller micro-batch or half precision",
                 (

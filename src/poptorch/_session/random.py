@@ -77,7 +77,7 @@ class Randomness:
         if len(numbers) not in lengths or not all(isinstance(n, int) for n in numbers):
             raise InvalidValue(
                 "This is not a state of the device's random generator",
-                got=f"{len(numbers)} values",
+                got=f"{len(numbers)} values; a state has {lengths[0]} or {lengths[1]}",
                 fix="assign a value that rng_state returned earlier",
             )
         state_words = torch.tensor(numbers[1:], dtype=torch.int64, device="cpu").view(torch.uint8)

@@ -103,7 +103,7 @@ def _checkpoint(tensor: Any) -> torch.Tensor:
     if not isinstance(tensor, torch.Tensor):
         raise InvalidValue(
             "All inputs must be tensors",
-            got=f"recomputationCheckpoint of {type(tensor).__name__} {tensor!r}",
+            got=f"recomputationCheckpoint received {tensor!r}, of type {type(tensor).__name__}",
             fix="pass tensors, or one list or tuple of tensors",
         )
     return _hinted(tensor, Hint.KEEP, "")

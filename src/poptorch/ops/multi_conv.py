@@ -90,7 +90,7 @@ class MultiConv:
 
     def _set_one(self, name: str, value: Any, kind: type, title: str) -> Self:
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is int):
-            raise AssertionFailure(title, got=repr(value), fix=f"pass a {kind.__name__}")
+            raise AssertionFailure(title, got=repr(value), fix=f"pass a {kind.__name__} to {name}")
         self._options[name] = (value,)
         return self
 
@@ -102,7 +102,9 @@ class MultiConv:
             return self
         values = tuple(value) if isinstance(value, list | tuple) else (value,)
         if not values or not all(map(fits, values)):
-            raise error(title, got=repr(value), fix="pass one, or one per convolution")
+            raise error(
+                title, got=repr(value), fix="pass one value, or one value for each convolution"
+            )
         self._options[name] = values
         return self
 

@@ -127,8 +127,8 @@ def _check_size(name: str, value: Any) -> None:
         raise InvalidValue(
             f"The number given for {name} is too large",
             got=(
-                f"{shown}; on the device, hyper-parameters are float32, whatever the type of "
-                "the weights"
+                f"{shown}; on the device, hyper-parameters are float32, regardless of the "
+                "type of the weights"
             ),
             fix=f"use a number between -{LARGEST:.3g} and {LARGEST:.3g}",
         )

@@ -221,7 +221,7 @@ def check(options: Options) -> None:
         raise Error(
             "The processes that share stages must divide the number of processes",
             got=f"Distributed.stageProcesses({options.Distributed.stage_processes}) in a job of "
-            f"{options.Distributed.numProcesses}",
+            f"{options.Distributed.numProcesses} processes",
             fix=(
                 (
                     "start a multiple of this number of processes: poprun --num-instances, "
@@ -252,7 +252,10 @@ def check(options: Options) -> None:
     if problem:
         raise Error(
             problem,
-            got=f"{options.input_group_size} of {options.replication_factor} replicas",
+            got=(
+                f"a group size of {options.input_group_size}, with {options.replication_factor} "
+                "replicas"
+            ),
             fix="call inputReplicaGrouping again after changing the replication factor",
         )
     check_return_period("outputMode", options.output_mode, options.output_return_period, options)
@@ -265,7 +268,7 @@ def check_return_period(setter: str, mode: Any, period: int, options: Options) -
     if mode == OutputMode.EveryN and (period < 1 or period > iterations or iterations % period):
         raise Error(
             f"The output return period of {setter} must divide deviceIterations",
-            got=f"period {period} for {iterations} device iterations",
+            got=f"a period of {period}, with {iterations} device iterations",
             fix="choose a divisor of deviceIterations",
         )
 

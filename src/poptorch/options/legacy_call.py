@@ -53,7 +53,7 @@ def _check_options(options: Any) -> None:
     if isinstance(options, Optimizer):
         raise Error(
             "Invalid type: 'options' must be a poptorch.Options",
-            got=f"an optimizer, {type(options).__name__}, in the place of the options",
+            got=f"an optimizer ({type(options).__name__}) in place of the options",
             fix="name it: poptorch.trainingModel(model, optimizer=optimizer)",
         )
     if options is not None and not isinstance(options, Options) and options:

@@ -238,7 +238,7 @@ class Options(Container):
         if problem:
             raise InvalidValue(
                 problem,
-                got=f"{input_group_size} of {self.replication_factor} replicas",
+                got=f"a group size of {input_group_size}, with {self.replication_factor} replicas",
                 fix="call replicationFactor first, then group by one of its divisors",
             )
         return self.set(input_group_size=input_group_size, input_cgt=input_group_type)
