@@ -153,15 +153,51 @@ def test_a_run_makes_only_the_values_that_its_last_pass_needs() -> None:
 
 
 def test_a_run_does_not_make_values_that_are_given() -> None:
-    start = only(compilation(), "micro", "layout")
+    start = only(compilation(), "micro", "batched", "layout")
 
-    assert names_of(start, "stage") == ["stage"]
+    assert names_of(start, "schedule") == ["trace update", "split", "schedule"]
 
 
 def test_a_run_that_stops_makes_nothing_else() -> None:
     done = passes.run(only(compilation(), "micro"), stop="lanes")
 
     assert [name for name in passes.MADE if getattr(done, name) is not None] == ["micro", "batched"]
+
+
+def passes_of(function: Callable[[], object]) -> list[str]:
+    """Return the names of the passes that run in a function."""
+    seen = []
+    with observed(lambda each, before, after: seen.append(each.name)):
+        function()
+    return seen
+
+
+def test_an_estimate_runs_the_passes_that_a_schedule_needs() -> None:
+    executor = wrapped()
+
+    seen = passes_of(lambda: executor.estimate(X))
+
+    update = ["lanes", "trace update"]
+    assert seen[:6] == [*update, "lanes", "place", "split", "schedule"]
+
+
+def test_estimates_that_differ_in_locations_split_the_model_once() -> None:
+    executor, places = wrapped(), ["on chip", "off chip"]
+    vary = {"optimizer_location": places}
+
+    seen = passes_of(lambda: poptorch.what_if(executor, X, vary=vary, progress=False))
+
+    assert seen.count("schedule") > 1
+    assert seen.count("split") == 1
+
+
+def test_a_plan_of_stages_continues_from_the_compiled_layout() -> None:
+    executor = wrapped(opts=options(accumulation=4).lanes(1))
+    executor.compile(X)
+
+    seen = passes_of(executor.plan)
+
+    assert seen == ["lanes", "trace update", "split", "schedule"]
 
 
 # Each result is verified.
@@ -180,7 +216,8 @@ def breaking(made: Any) -> Any:
     return replace(made, graph=without_an_output(made.graph))
 
 
-MAKING = [each.name for each in PASSES if each.makes not in (None, "staged")]
+NOT_ALWAYS = (None, "optimizer_graphs", "split_step", "staged")
+MAKING = [each.name for each in PASSES if each.makes not in NOT_ALWAYS]
 
 
 @pytest.fixture(params=MAKING)
@@ -227,7 +264,7 @@ def test_the_stages_of_a_program_are_verified(monkeypatch: pytest.MonkeyPatch) -
     verified = []
     monkeypatch.setattr(verifying.verify, "verify_graph", verified.append)
 
-    done = passes.run(only(made, "micro"), stop="stage")
+    done = passes.run(only(made, "micro"), stop="schedule")
 
     assert {*done.staged.graphs.values()} <= {*verified}
 

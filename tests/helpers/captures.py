@@ -16,9 +16,9 @@ from poptorch._place.place import find_homes
 from poptorch.options.freeze_options import freeze
 
 
-def capture(
+def request_of(
     module: nn.Module, *inputs: torch.Tensor, training: bool = False, replicas: int = 1
-) -> Micro:
+) -> Request:
     tensors = _capture.tensors_of(module)
     state = tuple(
         (slots.param if t.is_parameter else slots.buffer)(path, t.tensor.shape, t.tensor.dtype)
@@ -27,7 +27,13 @@ def capture(
     batch = tuple(slots.batch_input(i, tuple(x.shape), x.dtype) for i, x in enumerate(inputs))
     trained = frozenset(slot.path for slot in state if slot.kind is Kind.PARAM and training)
     given = (lambda tensors: module(*tensors)), tensors, state, batch, trained, training
-    return _capture.capture(Request(module, module, *given, replicas=replicas))
+    return Request(module, module, *given, replicas=replicas)
+
+
+def capture(
+    module: nn.Module, *inputs: torch.Tensor, training: bool = False, replicas: int = 1
+) -> Micro:
+    return _capture.capture(request_of(module, *inputs, training=training, replicas=replicas))
 
 
 def labels(micro: Micro) -> list[tuple[str, str | None, bool]]:

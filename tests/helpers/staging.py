@@ -10,16 +10,16 @@ import torch
 from torch import nn
 
 import poptorch
-from helpers.captures import capture
-from poptorch import _place
+from helpers.captures import request_of
+from poptorch import _capture
 from poptorch._capture import Micro
-from poptorch._compile.build import inference_program, training_program
-from poptorch._compile.staged import stage
+from poptorch._compile import passes
+from poptorch._compile.compilation import Compilation
+from poptorch._compile.eager_check import EagerCheck
 from poptorch._ir import verify
 from poptorch._ir.plan import Plan
 from poptorch._ir.program import Program, State
 from poptorch._ir.slots import Kind
-from poptorch._lanes import one_by_one
 from poptorch.backends.reference import Reference
 from poptorch.backends.staged import ByStages, StagedExecutable
 from poptorch.optim.freeze_optimizer import freeze as freeze_optimizer
@@ -41,8 +41,9 @@ class Captured:
     ) -> None:
         self.module = copy.deepcopy(module)
         self.training = optimizer is not None
-        captured = functools.partial(capture, self.module, *inputs, training=self.training)
-        self._captured = functools.cache(lambda replicas: captured(replicas=replicas))
+        request = functools.partial(request_of, self.module, *inputs, training=self.training)
+        self._request = functools.cache(lambda replicas: request(replicas=replicas))
+        self._captured = functools.cache(lambda n: _capture.capture(self._request(n)))
         self.micro: Micro = self._captured(1)
         self.optim, self.hypers = None, {}
         if optimizer is not None:
@@ -52,13 +53,11 @@ class Captured:
     def plan(self, opts: poptorch.Options) -> Plan:
         """Return the plan for some options, staged form included."""
         spec = freeze(opts, self.training)
-        micro = self._captured(spec.loops.replicas)
-        layout = _place.place(one_by_one(micro.graph, spec.loops.replicas), micro.visits, spec)
-        if self.optim is None:
-            program = inference_program(layout.graph, spec, None)
-        else:
-            program = training_program(layout.graph, spec, self.optim, None)
-        return Plan(program, spec, layout, stage(layout, spec, self.optim))
+        request, micro = (make(spec.loops.replicas) for make in (self._request, self._captured))
+        unchecked = EagerCheck.off(request)
+        start = Compilation(request, spec, self.optim, True, unchecked, micro=micro)
+        staged = passes.run(start, stop="schedule")
+        return passes.run(staged, stop="build").plan()
 
     def state(self, plan: Plan) -> State:
         """Return the device's tensors as they are before the first call."""

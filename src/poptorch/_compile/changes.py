@@ -29,6 +29,9 @@ def text_of(made: Compilation) -> Iterator[str]:
         yield from str(made.staged.schedule).splitlines()
         for graph in made.staged.graphs.values():
             yield from _lines(graph)
+    elif made.split_step is not None:
+        for graph in made.split_step.graphs.values():
+            yield from _lines(graph)
     elif made.program is not None:
         yield from str(made.program).splitlines()
         for graph in made.program.graphs.values():

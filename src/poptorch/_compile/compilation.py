@@ -16,6 +16,7 @@ from .joined_weights import FlatParameters
 from .lanes import Batched
 from .remainder import CheckOf, Remainder
 from .size_proof import Earlier
+from .stage_graphs import OptimizerGraphs, SplitStep
 
 _NOT_YET: Any = None
 
@@ -38,7 +39,9 @@ class Compilation:
     layout: Layout = _NOT_YET  # its graph is the batched one, with stages in its labels
     flat: FlatParameters = _NOT_YET
     program: Program = _NOT_YET
-    # the program cut into stages; None for backends that do not run these
+    # What backends need that run stage by stage; None for the others.
+    optimizer_graphs: OptimizerGraphs | None = _NOT_YET
+    split_step: SplitStep | None = _NOT_YET
     staged: Staged | None = _NOT_YET
 
     def having(self, name: str, value: Any) -> Compilation:

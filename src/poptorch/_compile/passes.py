@@ -22,13 +22,14 @@ from .._ir.program import Program
 from .._ir.slots import Kind
 from .._ir.spec import OptimSpec, Spec, Strategy
 from ..enums import OutputMode
-from . import build, joined_weights, lanes, size_proof, staged
+from . import build, joined_weights, lanes, size_proof, stage_graphs
 from .compilation import Compilation
 from .eager_check import EagerCheck
 from .joined_weights import FlatParameters
 from .lanes import Batched
 from .remainder import CheckOf, Remainder
 from .remainder import capture as capture_remainder
+from .stage_graphs import OptimizerGraphs, SplitStep
 from .verifying import graphs_in, verify_made
 
 
@@ -187,9 +188,36 @@ def check_broadcast(program: Program, request: _capture.Request, spec: Spec) -> 
             )
 
 
-def stage(layout: Layout, spec: Spec, optim: OptimSpec | None, by_stages: bool) -> Staged | None:
-    """Cut a graph for each pass and schedule the passes, for backends that run stage by stage."""
-    return staged.stage(layout, spec, optim) if by_stages else None
+def trace_update(
+    request: _capture.Request,
+    batched: Batched,
+    spec: Spec,
+    optim: OptimSpec | None,
+    by_stages: bool,
+) -> OptimizerGraphs | None:
+    """Trace the accumulation and the update again, for backends that run stage by stage."""
+    if not by_stages:
+        return None
+    return stage_graphs.trace_update(batched.micro.graph, spec, optim, request.priced)
+
+
+def split(
+    layout: Layout,
+    optimizer_graphs: OptimizerGraphs | None,
+    spec: Spec,
+    optim: OptimSpec | None,
+) -> SplitStep | None:
+    """Split the micro-batch and the update into a graph for each stage pass."""
+    if optimizer_graphs is None:
+        return None
+    made = stage_graphs.split(layout, optimizer_graphs, spec)
+    stage_graphs.check_shared_memory(made, layout, optim)
+    return made
+
+
+def schedule(split_step: SplitStep | None, layout: Layout, spec: Spec) -> Staged | None:
+    """Order the stage passes of all micro-batches, and find what chips send to each other."""
+    return None if split_step is None else stage_graphs.schedule(split_step, layout, spec)
 
 
 PASSES = (
@@ -204,7 +232,9 @@ PASSES = (
     Pass("build", "_update", build_program, "program"),
     Pass("check update", "_eager", check_update),
     Pass("check broadcast", "_compile", check_broadcast),
-    Pass("stage", "_place, _schedule", stage, "staged"),
+    Pass("trace update", "_update", trace_update, "optimizer_graphs"),
+    Pass("split", "_place", split, "split_step"),
+    Pass("schedule", "_schedule", schedule, "staged"),
 )
 
 MADE = tuple(dict.fromkeys(each.makes for each in PASSES if each.makes is not None))

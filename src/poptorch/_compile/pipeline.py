@@ -150,7 +150,7 @@ def with_stages(
     compilation = Compilation(request, plan.spec, optim, True, unchecked, micro=one)
     if plan.program.lanes is None and one is micro:
         compilation = compilation.having("layout", plan.layout)
-    made = passes.run(compilation, stop="stage")
+    made = passes.run(compilation, stop="schedule")
     return dataclasses.replace(plan, layout=made.layout, staged=made.staged)
 
 

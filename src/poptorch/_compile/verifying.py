@@ -9,8 +9,19 @@ from .._ir.plan import Layout, Staged
 from .._ir.program import Program
 from .joined_weights import FlatParameters
 from .lanes import Batched
+from .stage_graphs import OptimizerGraphs, SplitStep
 
-Made = _capture.Micro | Batched | Layout | FlatParameters | Program | Staged | None
+Made = (
+    _capture.Micro
+    | Batched
+    | Layout
+    | FlatParameters
+    | Program
+    | OptimizerGraphs
+    | SplitStep
+    | Staged
+    | None
+)
 
 
 def verify_made(made: Made, verified: set[Graph]) -> list[Graph]:
@@ -32,6 +43,8 @@ def verify_made(made: Made, verified: set[Graph]) -> list[Graph]:
 def graphs_in(made: Made) -> list[Graph]:
     if made is None:
         return []
-    if isinstance(made, Program | Staged):
+    if isinstance(made, OptimizerGraphs):
+        return [each for each in (made.accumulation, made.update) if each is not None]
+    if isinstance(made, Program | SplitStep | Staged):
         return [*made.graphs.values()]
     return [made.micro.graph if isinstance(made, Batched) else made.graph]

@@ -9,14 +9,14 @@ from torch import fx
 
 from .. import _capture, _lanes, _place
 from .._base.threads import one_at_a_time
-from .._compile import build, passes, registry, staged
+from .._compile import build, passes, registry
 from .._compile.compilation import Compilation
 from .._compile.eager_check import EagerCheck
+from .._compile.stage_graphs import OptimizerGraphs
 from .._cost.links import Exchanged, Link
 from .._cost.operations import flops_of
 from .._ir.blocks import StagePass
 from .._ir.loops import Loops
-from .._ir.plan import Layout
 from .._ir.program import Gather, Reduce, Scatter
 from .._ir.spec import Locations, OptimSpec, Runtime, Spec
 from .._systems import System
@@ -29,11 +29,10 @@ from .subject import Subject
 
 
 @dataclass(frozen=True, eq=False)
-class Pieces:
+class PricedSplit:
     """What variants of a captured model with other loop counts or locations share."""
 
-    layout: Layout
-    cut: staged.Cut
+    compilation: Compilation  # up to the pass "split"
     passes: dict[StagePass, PricedPass]
 
 
@@ -44,12 +43,18 @@ class CapturedModel:
     optim: OptimSpec | None  # None in inference
     rows: int  # rows of the combined batch of one process
     flops: int = 0  # for one micro-batch, without recomputation
-    pieces: dict[object, Pieces] = field(default_factory=dict)  # by everything that they depend on
-    # What the optimizer adds, by everything that it depends on. Recomputation is not included.
-    updating: dict[object, staged.Added] = field(default_factory=dict)
+    # By everything that they depend on.
+    splits: dict[object, PricedSplit] = field(default_factory=dict)
+    optimizer_graphs: dict[object, OptimizerGraphs] = field(default_factory=dict)
 
     def changed(self, **changes: Any) -> CapturedModel:
-        return replace(self, micro=replace(self.micro, **changes), pieces={})
+        return replace(self, micro=replace(self.micro, **changes), splits={})
+
+    def compilation(self, spec: Spec) -> Compilation:
+        """Return a compilation that goes on from the captured micro-batch."""
+        request = replace(self.request, priced=True)
+        unchecked = EagerCheck.off(request)
+        return Compilation(request, spec, self.optim, True, unchecked, micro=self.micro)
 
 
 @one_at_a_time()
@@ -67,11 +72,6 @@ def capture_for_estimate(
 
 
 @one_at_a_time()
-def recomputed(captured: CapturedModel) -> CapturedModel:
-    return captured.changed(graph=_capture.recomputed(captured.micro.graph))
-
-
-@one_at_a_time()
 def with_fewer_checkpoints(captured: CapturedModel, every: int) -> CapturedModel:
     """Return the same model with only the last of every ``every`` checkpoints."""
     return captured.changed(graph=_capture.with_fewer_checkpoints(captured.micro.graph, every))
@@ -81,33 +81,43 @@ def estimate(captured: CapturedModel, spec: Spec, system: System, guesses: bool)
     return price(subject(captured, spec, system), system.text, guesses)
 
 
+@one_at_a_time()
 def subject(captured: CapturedModel, spec: Spec, system: System) -> Subject:
     own = _one_replica(spec)
-    pieces = _pieces(captured, own)
+    priced = _priced_split(captured, own)
+    made = passes.run(replace(priced.compilation, spec=own), stop="schedule")
+    assert made.staged is not None, "estimates are for stages"
     c, tiles = Constants(), system.kind.tiles - (spec.locations.io_tiles or 0)
     model = spec.runtime.model_name or type(captured.request.module).__name__
     return Subject(
-        staged.schedule(pieces.cut, pieces.layout, own), pieces.passes, own,
-        build.emit(captured.micro.graph, own),
-        ChipModel(system.kind, tiles, c, c.memory_proportion, spec.runtime.half_partials),
-        max(1, pieces.layout.chips), spec.loops.all_replicas,
-        captured.rows * spec.loops.processes, captured.flops, bool(captured.micro.overlaps),
-        dict(spec.runtime.memory_proportions),
-        f"{model}, {'training' if spec.training else 'inference'}",
-    )  # fmt: skip
+        staged=made.staged,
+        passes=priced.passes,
+        spec=own,
+        emit=build.emit(captured.micro.graph, own),
+        chip=ChipModel(system.kind, tiles, c, c.memory_proportion, spec.runtime.half_partials),
+        per_replica=max(1, made.layout.chips),
+        replicas=spec.loops.all_replicas,
+        rows=captured.rows * spec.loops.processes,
+        flops=captured.flops,
+        overlapped=bool(captured.micro.overlaps),
+        proportions=dict(spec.runtime.memory_proportions),
+        name=f"{model}, {'training' if spec.training else 'inference'}",
+    )
 
 
-def _pieces(captured: CapturedModel, own: Spec) -> Pieces:
-    """Place and cut, unless settings only differ in loop counts or locations."""
+def _priced_split(captured: CapturedModel, own: Spec) -> PricedSplit:
+    """Place and split, unless settings only differ in loop counts or locations."""
     key = captured.optim, replace(_shortest(own), locations=Locations(), runtime=Runtime())
-    if key not in captured.pieces:
-        layout = _place.place(captured.micro.graph, captured.micro.visits, own)
-        cut = staged.cut(updating_of(captured, own), layout, own)
-        passes = {each: PricedPass(each, graph) for each, graph in cut[0].items()}
-        captured.pieces[key] = Pieces(layout, cut, passes)
-    pieces = captured.pieces[key]
-    _place.check_batches(pieces.layout.depth, len(pieces.layout.stages), own)
-    return pieces
+    if key not in captured.splits:
+        given = captured.compilation(own).having("optimizer_graphs", graphs_of(captured, own))
+        made = passes.run(given, stop="split")
+        assert made.split_step is not None, "estimates are for stages"
+        costs = {each: PricedPass(each, graph) for each, graph in made.split_step.graphs.items()}
+        captured.splits[key] = PricedSplit(made, costs)
+    priced = captured.splits[key]
+    layout = priced.compilation.layout
+    _place.check_batches(layout.depth, len(layout.stages), own)
+    return priced
 
 
 @one_at_a_time()
@@ -115,11 +125,8 @@ def exchanged(captured: CapturedModel, spec: Spec, link: Link) -> Exchanged:
     """Return what an update exchanges if such a link connects processes on different machines."""
     spec = replace(spec, target=replace(spec.target, link=(link.latency, link.bandwidth)))
     by_stages = registry.works_by_stages(registry.choose(spec.target.backend))
-    unchecked, micro = EagerCheck.off(captured.request), captured.micro
-    program = passes.run(
-        Compilation(captured.request, spec, captured.optim, by_stages, unchecked, micro=micro),
-        stop="build",
-    ).program
+    given = replace(captured.compilation(spec), by_stages=by_stages)
+    program = passes.run(given, stop="build").program
     early: list[float] = []
     late: list[tuple[float, ...]] = []
     gathered: list[float] = []
@@ -143,13 +150,15 @@ def _flops(graph: fx.Graph) -> int:
     return sum(flops_of(node) for node in graph.nodes)
 
 
-def updating_of(captured: CapturedModel, spec: Spec) -> staged.Added:
-    own = _shortest(_one_replica(spec))
+def graphs_of(captured: CapturedModel, spec: Spec) -> OptimizerGraphs:
+    """Return what the optimizer adds, which does not depend on recomputation."""
+    own = replace(_shortest(_one_replica(spec)), recompute=False)
     key = captured.optim, own.loops, own.reduction, own.precision
-    if key not in captured.updating:
-        made = staged.updating(captured.micro.graph, own, captured.optim, priced=True)
-        captured.updating[key] = made
-    return captured.updating[key]
+    if key not in captured.optimizer_graphs:
+        made = passes.run(captured.compilation(own), stop="trace update").optimizer_graphs
+        assert made is not None, "estimates are for stages"
+        captured.optimizer_graphs[key] = made
+    return captured.optimizer_graphs[key]
 
 
 def _one_replica(spec: Spec) -> Spec:

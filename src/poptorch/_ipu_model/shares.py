@@ -13,7 +13,7 @@ from .._ir.slots import Kind
 from .._ir.spec import OptimSpec, Spec, Strategy
 from .._systems import ChipKind, System
 from .cycles import node_cycles
-from .estimating import CapturedModel, estimate, recomputed, updating_of
+from .estimating import CapturedModel, estimate, graphs_of
 
 ENOUGH = 1 << 62  # bytes that are always enough
 
@@ -57,8 +57,7 @@ def fitting(
                 f"The model does not fit {chips} IPUs", got=str(culprit),
                 fix="use more IPUs or smaller micro-batches; poptorch.estimate gives advice",
             ) from error  # fmt: skip
-        recomputed_graph = recomputed(cut) if spec.training and spec.recompute else cut
-        priced = estimate(recomputed_graph, spec, system, guesses=False)
+        priced = estimate(cut, spec, system, guesses=False)
         if priced.fits:
             return made
         culprit = priced.culprit
@@ -77,7 +76,7 @@ def _divided(
 def _balanced(
     captured: CapturedModel, spec: Spec, kind: ChipKind, chips: int, limit: int | None
 ) -> list[_place.ChipShare]:
-    micro, (_, update) = captured.micro.graph, updating_of(captured, spec)
+    micro, update = captured.micro.graph, graphs_of(captured, spec).update
     modules = [path for path, _ in captured.request.module.named_modules()]
     cycles_of = functools.partial(node_cycles, kind=kind)
     units = _place.find_units(micro, _state_bytes(micro, update), modules, cycles_of)

@@ -65,7 +65,7 @@ class Repricer:
 
     def _checkpoints(self) -> int:
         spec = freeze(self._options, self._training)
-        captured = self._captures.capture(replace(spec, recompute=False))
+        captured = self._captures.capture(spec)
         return len(_capture.checkpoints(captured.micro.graph))
 
     def price(self, settings: Mapping[str, Any], guesses: bool = False) -> Estimate:

@@ -53,8 +53,6 @@ class Captures:
             captured = self._change(shares.recut, captured, key, spec, kind, chips)
         if every > 1:
             captured = self._change(estimating.with_fewer_checkpoints, captured, every, every)
-        if spec.training and spec.recompute:
-            captured = self._change(estimating.recomputed, captured, None)
         return captured
 
     def fitting(self, spec: Spec, system: System, chips: int) -> list[_place.ChipShare]:

@@ -1,8 +1,9 @@
-"""Cut a placed micro graph and the optimizer into a graph per stage pass, and schedule them."""
+"""Trace the optimizer, split a placed step into a graph for each stage pass, and schedule these."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from .. import _place, _schedule, _update
 from .._base.errors import Error
@@ -17,15 +18,30 @@ from .._ops.written_out import written_out
 from .lower import Make, lower, lower_by_example, lower_update
 
 Graphs = Mapping[StagePass, Graph]
-Homes = Mapping[str, tuple[int, ...]]
-Cut = tuple[Graphs, Homes]  # the passes of a step, and the chips of tensors
-Added = tuple[Graph | None, Graph | None]  # the accumulation, if any; the update, if training
 
 
-def updating(micro: Graph, spec: Spec, optim: OptimSpec | None, priced: bool = False) -> Added:
-    """Return what the optimizer adds to a micro-batch of a replica with its own accumulators."""
+@dataclass(frozen=True, eq=False)
+class OptimizerGraphs:
+    """What the optimizer adds to a micro-batch of a replica with its own accumulators."""
+
+    accumulation: Graph | None = None  # None if there is only one micro-batch, and in inference
+    update: Graph | None = None  # None in inference
+
+
+@dataclass(frozen=True, eq=False)
+class SplitStep:
+    """A step that is split into stage passes. It does not depend on loop counts and locations."""
+
+    graphs: Graphs
+    homes: Mapping[str, tuple[int, ...]]  # chips that have each state tensor, by slot key
+
+
+def trace_update(
+    micro: Graph, spec: Spec, optim: OptimSpec | None, priced: bool
+) -> OptimizerGraphs:
+    """Trace what the optimizer adds; for an estimate, only one weight of each kind."""
     if optim is None:
-        return None, None
+        return OptimizerGraphs()
     loops = spec.loops
     accumulation = _update.Accumulation(
         optim, spec.reduction, 1, loops.accumulation, loops.all_replicas, loops.all_replicas
@@ -52,40 +68,38 @@ def updating(micro: Graph, spec: Spec, optim: OptimSpec | None, priced: bool = F
     else:
         update = lower_update(make, micro.trained, optim)
     # Passes and their estimates only use operators that are known there.
-    return adding, compose("update", [scaled, written_out(update)])
+    return OptimizerGraphs(adding, compose("update", [scaled, written_out(update)]))
 
 
-def stage(layout: Layout, spec: Spec, optim: OptimSpec | None) -> Staged:
-    made = cut(updating(layout.graph, spec, optim), layout, spec)
+def split(layout: Layout, optimizer: OptimizerGraphs, spec: Spec) -> SplitStep:
+    micro = layout.graph
+    if optimizer.accumulation is not None:
+        micro = compose("micro", [micro, optimizer.accumulation])
+    pipelined = spec.placement.strategy is Strategy.PIPELINED and len(layout.stages) > 1
+    # if the user has decided, the pass "lanes" already does so
+    recomputes = pipelined and spec.recompute is None
+    graphs, homes = _place.split(micro, layout, spec.training, recomputes)
+    if optimizer.update is not None:
+        update_homes = _place.update_homes(optimizer.update, homes)
+        graphs |= _place.split_update(optimizer.update, update_homes)
+        both = {k: tuple(sorted({*homes.get(k, ()), *chips})) for k, chips in update_homes.items()}
+        homes = {**homes, **both}
+    return SplitStep(graphs, homes)
+
+
+def check_shared_memory(made: SplitStep, layout: Layout, optim: OptimSpec | None) -> None:
     keys = {slot.path: slot.key for slot in layout.graph.inputs if slot.kind is Kind.PARAM}
     for same in optim.common if optim else ():
-        if len({chip for path in same for chip in made[1].get(keys.get(path, ""), ())}) > 1:
+        if len({chip for path in same for chip in made.homes.get(keys.get(path, ""), ())}) > 1:
             raise Error(
                 "Weights that are in the same memory cannot be trained on several chips",
                 got=" and ".join(f"'{path}'" for path in same),
                 fix=("make them one parameter: b.weight = a.weight instead of b.weight.data = ..."),
             )
-    return schedule(made, layout, spec)
 
 
-def cut(added: Added, layout: Layout, spec: Spec) -> Cut:
-    """Cut a step into passes, for which loop counts and locations do not matter."""
-    adding, update = added
-    micro = layout.graph if adding is None else compose("micro", [layout.graph, adding])
-    pipelined = spec.placement.strategy is Strategy.PIPELINED and len(layout.stages) > 1
-    # if the user has decided, the capture already does so
-    recomputes = pipelined and spec.recompute is None
-    graphs, homes = _place.split(micro, layout, spec.training, recomputes)
-    if update is not None:
-        update_homes = _place.update_homes(update, homes)
-        graphs |= _place.split_update(update, update_homes)
-        both = {k: tuple(sorted({*homes.get(k, ()), *chips})) for k, chips in update_homes.items()}
-        homes = {**homes, **both}
-    return graphs, homes
-
-
-def schedule(made: Cut, layout: Layout, spec: Spec) -> Staged:
-    graphs, homes = made
+def schedule(made: SplitStep, layout: Layout, spec: Spec) -> Staged:
+    graphs = made.graphs
     workload = Workload(
         stages=layout.stages,
         micro_batches=spec.loops.accumulation if spec.training else spec.loops.iterations,
@@ -99,7 +113,7 @@ def schedule(made: Cut, layout: Layout, spec: Spec) -> Staged:
     transfers = tuple(_transfers(graphs, workload))
     parts = _parts(workload.chips, spec.target.parts)
     work = {each: sum(map(core_seconds, graph.operators)) for each, graph in graphs.items()}
-    return Staged(graphs, homes, transfers, workload, order, parts, work)
+    return Staged(graphs, made.homes, transfers, workload, order, parts, work)
 
 
 def _parts(chips: Sequence[int], processes: int) -> dict[int, int]:
