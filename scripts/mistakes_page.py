@@ -15,7 +15,7 @@ import torch
 
 import poptorch
 from poptorch._base import log
-from poptorch._session import guards
+from poptorch._session.host_changes import periodic_checks
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "reference" / "mistakes.md"
@@ -174,8 +174,8 @@ def printed(code: str, name: str) -> str:
 
 def page() -> str:
     """Return the text of the page. Each mistake runs on the interpreter."""
-    plain, often = poptorch.Options, guards.CHECK_EVERY
-    guards.CHECK_EVERY = 0.0  # two calls in a row may be closer together than the default
+    plain, often = poptorch.Options, periodic_checks.CHECK_EVERY
+    periodic_checks.CHECK_EVERY = 0.0  # two calls in a row may be closer together than the default
     poptorch.Options = lambda: plain().backend("reference").showCompilationProgressBar(False)
     try:
         parts = [HEAD, "```py\n", FIRST, "```\n"]
@@ -190,7 +190,7 @@ def page() -> str:
             parts.append(f"\n## {title}\n\n```py\n{code}\n```\n\n```text\n{lines}\n```\n")
         return "".join(parts)
     finally:
-        poptorch.Options, guards.CHECK_EVERY = plain, often
+        poptorch.Options, periodic_checks.CHECK_EVERY = plain, often
 
 
 if __name__ == "__main__":

@@ -453,7 +453,7 @@ def test_the_stops_of_a_walk_run_in_its_order(title: str) -> None:
 
 
 def test_repeated_calls_of_inference_skip_checks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("poptorch._session.guards.CHECK_EVERY", 60.0)
+    monkeypatch.setattr("poptorch._session.host_changes.periodic_checks.CHECK_EVERY", 60.0)
     inner = torch.nn.Dropout()
     wrapped = poptorch.inferenceModel(torch.nn.Sequential(inner).eval(), options())
     assert torch.equal(wrapped(X), X)

@@ -323,7 +323,7 @@ def test_batches_that_are_cut_unless_they_are_meant_to_be(caplog: pytest.LogCapt
 def test_seeding_the_host_once_the_program_draws(
     dropout: float, count: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("poptorch._session.guards.CHECK_EVERY", 0.0)
+    monkeypatch.setattr("poptorch._session.host_changes.periodic_checks.CHECK_EVERY", 0.0)
     torch.manual_seed(1)
     _, training, _ = wrapped(dropout)
     for _ in range(2):
@@ -340,7 +340,7 @@ def test_seeding_the_host_once_the_program_draws(
 def test_seeding_the_host_again_with_the_same_seed_is_noticed(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("poptorch._session.guards.CHECK_EVERY", 0.0)
+    monkeypatch.setattr("poptorch._session.host_changes.periodic_checks.CHECK_EVERY", 0.0)
     torch.manual_seed(1)
     _, training, _ = wrapped(0.5)
     training(X, Y)
@@ -356,7 +356,7 @@ def test_seeding_the_host_again_with_the_same_seed_is_noticed(
 def test_a_restored_seed_or_a_seed_option_of_another_model_causes_no_warning(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("poptorch._session.guards.CHECK_EVERY", 0.0)
+    monkeypatch.setattr("poptorch._session.host_changes.periodic_checks.CHECK_EVERY", 0.0)
     torch.manual_seed(1)
     _, training, _ = wrapped(0.5)
     training(X, Y)

@@ -19,7 +19,7 @@ import poptorch
 from helpers.cases import every_pair
 from helpers.closeness import FUNCTION, near
 from helpers.wrapping import PAUSE, EagerPair, compilations, normal, options
-from poptorch._session import guards
+from poptorch._session.host_changes import periodic_checks
 
 X, Y = normal(4, 4), normal(4, 3, seed=1)
 NOT_FOLLOWED = "The compiled program does not follow what changed on the host: "
@@ -29,7 +29,7 @@ adam = functools.partial(torch.optim.Adam, lr=0.1, eps=1e-3)
 
 @pytest.fixture(autouse=True)
 def checks_are_never_postponed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guards, "CHEAP", 60.0)
+    monkeypatch.setattr(periodic_checks, "CHEAP", 60.0)
 
 
 class Net(nn.Module):

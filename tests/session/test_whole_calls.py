@@ -190,7 +190,7 @@ def test_handlers_that_do_not_raise_run_and_may_choose_another(
     assert seen[-1] == "second"
 
 
-def test_an_exception_of_a_handler_while_guards_are_checked_is_not_a_change(
+def test_an_exception_of_a_handler_while_changes_are_checked_is_not_a_change(
     monkeypatch: pytest.MonkeyPatch, handled: Callable[..., Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     last, armed = pkgutil.resolve_name("poptorch._base.seeding.last"), list[int]()
@@ -201,7 +201,7 @@ def test_an_exception_of_a_handler_while_guards_are_checked_is_not_a_change(
         return last()
 
     monkeypatch.setattr("poptorch._base.seeding.last", interrupted_read)
-    monkeypatch.setattr("poptorch._session.guards.CHECK_EVERY", 0.0)
+    monkeypatch.setattr("poptorch._session.host_changes.periodic_checks.CHECK_EVERY", 0.0)
     executor = poptorch.inferenceModel(torch.nn.Sequential(torch.nn.Dropout()), options())
     executor.train()
     executor(X)

@@ -80,7 +80,8 @@ class BoundCall:
         program, weights, optimizer = self.program, self._weights, self._optimizer
         state = self._store.state
         batch = program.synthetic or batch
-        weights.checks.run(program.guards, None if optimizer is None else optimizer.guards)
+        checks = None if optimizer is None else optimizer.change_checks
+        weights.periodic_checks.run(program.change_checks, checks)
         program.indices.check(batch, state)
         if weights.written is not None:
             weights.check_processes()

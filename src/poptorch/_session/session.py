@@ -21,7 +21,7 @@ from ..backends import release_freed_memory
 from ..backends.protocol import unsuitable
 from ..enums import ConnectionType
 from ..ops.blocks import remember_compiled
-from . import forks, guards, hooks, injected_faults, wrapping
+from . import forks, hooks, injected_faults, wrapping
 from .bound_call import BoundCall, Done, Tensors
 from .calls import (
     Arguments,
@@ -39,6 +39,7 @@ from .calls import (
     why_fixed,
 )
 from .chips import Chips
+from .host_changes import array_check, decision_check, seed_checks, structure_checks
 from .optimizer import SessionOptimizer
 from .programs import CallMode, Model, Programs, Specialization, Task, check_saved, paths_of
 from .random import Randomness
@@ -176,16 +177,16 @@ class Session:
             )
         # After capturing, because a forward that sets modes or attributes itself has set them then.
         tensors, constants = task.reading.tensors, compiled.micro.constants.values()
-        rows = [
-            *guards.of_model(
+        change_checks = [
+            *structure_checks(
                 self.model.module, self.model.users, self.model.wrapped_forward, tensors
             ),
-            guards.of_decisions(compiled.micro.decided, tensors),
-            *guards.of_seed(compiled.plan.program.graphs.values()),
-            *task.attributes.guards(constants),
-            guards.of_arrays(task.inputs.bound.constants),
+            decision_check(compiled.micro.decided, tensors),
+            *seed_checks(compiled.plan.program.graphs.values()),
+            *task.attributes.checks(constants),
+            array_check(task.inputs.bound.constants),
         ]
-        return Specialization(task, self.model.follow_mode(), compiled, rows)
+        return Specialization(task, self.model.follow_mode(), compiled, change_checks)
 
     def _begin(self, variant: Specialization) -> None:
         """Use the first program, without attaching to a device."""
@@ -447,7 +448,7 @@ class Session:
             self.optimizer.attach(store, restored)
         self.weights.store = store
         if has_others:
-            self.weights.checks.adopted()
+            self.weights.periodic_checks.adopted()
 
     def _new_variant(
         self, now: Specialization, arguments: Arguments, share: Share | None = None

@@ -30,7 +30,7 @@ from ..._base.archive import InvalidFile
 from ..._base.errors import AssertionFailure, Error
 from ..._base.json_codec import Json
 from ..._base.user_modes import without_user_modes
-from .. import guards
+from ..host_changes import replaced_layers
 from ..programs import Specialization
 from ..session import Session
 
@@ -176,7 +176,7 @@ def packed(
 
 def _refuse_replaced_layers(now: Specialization) -> None:
     """Refuse a file whose program and weights would be those of different models."""
-    replaced = guards.replaced_layers(now.guards)
+    replaced = replaced_layers(now.change_checks)
     if replaced:
         raise Error(
             "The model cannot be saved, because its layers were replaced after compilation",

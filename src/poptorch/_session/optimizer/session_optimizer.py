@@ -30,10 +30,10 @@ from ...optim.joint import Joint, class_of, members_of
 from ...optim.names import from_ipu_param, from_ipu_state, state_keys, to_ipu_param, to_ipu_state
 from ...optim.replacement import AttributeWatch, check_replacement, needs_running_mean
 from ...optim.step_hooks import note_hooks, present_hooks
-from ..guards import shorten
+from ..host_changes import shorten
 from ..programs import Paths, Task
 from ..weights import StateStore
-from .optimizer_guards import OptimizerGuards, warn_of_steps
+from .optimizer_changes import OptimizerChangeChecks, warn_of_steps
 from .own_state import OwnState
 from .torch_state import NAMES, TorchState
 
@@ -56,7 +56,7 @@ class SessionOptimizer:
         self._untold = False
         self._loaded: dict[str, str] = {}  # digests of state that was loaded since then
         self._watch = AttributeWatch(optimizer)
-        self.guards = OptimizerGuards(optimizer, self._matters)
+        self.change_checks = OptimizerChangeChecks(optimizer, self._matters)
         warn_of_steps(optimizer)
         self._asked: dict[str, float] = {}
         self._values: dict[str, float] = {}
@@ -77,7 +77,7 @@ class SessionOptimizer:
         if self.spec is None and isinstance(state, TorchState) and state.was_loaded:
             # a loaded state includes hyper-parameters
             self._snapshot = _snapshot(self.given, self._hooks)
-            self.guards.expect()
+            self.change_checks.expect()
         _check_membership(self._snapshot, paths)
         frozen, values = self._frozen(self._snapshot, paths, spec, self.spec)
         if frozen.own is None:
@@ -140,9 +140,9 @@ class SessionOptimizer:
         if self.spec is not None:
             self.paths = paths
         if optimizer is self.given:
-            self.guards.expect()
+            self.change_checks.expect()
         else:
-            self.guards = OptimizerGuards(optimizer, self._matters)
+            self.change_checks = OptimizerChangeChecks(optimizer, self._matters)
             warn_of_steps(optimizer)
             self._replace(optimizer)
 
@@ -319,7 +319,7 @@ class SessionOptimizer:
         if isinstance(self._state, OwnState) and self._state.writes_numbers:
             # values that the step itself changes in groups are not changed settings
             self._state._synchronise()
-            self.guards.expect()
+            self.change_checks.expect()
         # Torch's schedulers warn if no step was made, but the device has made the steps.
         for each in members_of(self.given):
             each._opt_called = True  # type: ignore[attr-defined]
@@ -337,7 +337,7 @@ class SessionOptimizer:
         if with_values:
             self._values = from_ipu_param(self.spec, self._values, cached["ipu_param"])
             self._store.write_hypers(self._values)
-            self.guards.expect()
+            self.change_checks.expect()
         log.engine.debug("Writing optimiser state tensors from host to IPU memory")
         for key, value in loaded.items():
             self._store.write(key, value)

@@ -21,7 +21,7 @@ from ..._ir import slots
 from ..._ir.slots import Slot, narrowed
 from ..._ir.spec import OptimSpec, Spec
 from ..calls import Bound, Inputs, Share, Signature
-from ..guards import Attributes
+from ..host_changes import ModuleAttributes
 from .model_tensors import Grouping, GroupingRequest, ModelTensors
 
 TrainingFlags = tuple[bool, ...]  # for each module, whether it is in training mode
@@ -41,7 +41,7 @@ class Task:
     optim: OptimSpec | None  # None in inference
     hypers: Mapping[str, float]  # values that the optimizer leaves variable
     request: _capture.Request
-    attributes: Attributes  # attributes of the modules, which become constants
+    attributes: ModuleAttributes  # attributes of the modules, which become constants
     share: Share | None = None  # what the arguments are of a batch that is shorter than usual
     remainder: _compile.Remainder | None = None  # what is captured for such a share
 
@@ -168,7 +168,7 @@ class Model:
         request, remainder = self._request(reading, inputs, spec, optim), None
         if share is not None and not share.updates:
             remainder = self._remainder(share, inputs, replicas, reading, spec, optim)
-        attributes = Attributes(self.module, self.users, self._trained, bound.constants)
+        attributes = ModuleAttributes(self.module, self.users, self._trained, bound.constants)
         return Task(spec, reading, inputs, optim, hypers, request, attributes, share, remainder)
 
     def _remainder(

@@ -15,7 +15,7 @@ from ..._ir.plan import RESULTS, Plan
 from ..._ir.slots import ACCUMULATED, NORM, Kind
 from ...enums import OutputMode
 from ..calls import Arguments, Emitted, Indices, Outputs, Share, why_fixed
-from ..guards import Guard
+from ..host_changes import ChangeCheck
 from .model import CallMode, Task
 
 _SHARES = 4
@@ -26,9 +26,14 @@ class Specialization:
     """The model, compiled for one mode and one kind of arguments."""
 
     def __init__(
-        self, task: Task, mode: CallMode, compiled: _compile.CompiledModel, guards: list[Guard]
+        self,
+        task: Task,
+        mode: CallMode,
+        compiled: _compile.CompiledModel,
+        change_checks: list[ChangeCheck],
     ) -> None:
-        self.task, self.mode, self.compiled, self.guards = task, mode, compiled, guards
+        self.task, self.mode, self.compiled = task, mode, compiled
+        self.change_checks = change_checks
         self.spec, self.inputs, self.reading = task.spec, task.inputs, task.reading
         self.share = task.share
         narrow, paths = self.spec.precision.narrow_64bit, self.inputs.bound.paths

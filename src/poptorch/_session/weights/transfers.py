@@ -13,7 +13,7 @@ from ..._base import interrupts, log
 from ..._base.errors import Error
 from ..._compile import agreement
 from ..._residency import DeviceCopies, Event, locked
-from .. import guards
+from ..host_changes import PeriodicChecks, weights_check
 from ..programs import Programs, Specialization
 from ..wrapping import Owner
 from .store import StateStore
@@ -40,7 +40,7 @@ class Transfers:
         self.store: StateStore | None = None  # while attached
         # of each program from its first use; they share the tensors of weights
         self._stores = weakref.WeakKeyDictionary[Specialization, StateStore]()
-        self.checks = guards.Checks(guards.of_weights(self.device, module))
+        self.periodic_checks = PeriodicChecks(weights_check(self.device, module))
         # whether the processes of the job have started with the same weights
         self.has_agreed = False
         self._trains, self._programs, self._owner = trains, programs, owner
@@ -115,7 +115,7 @@ class Transfers:
         self._programs.require_one()
         if self.store is None:
             return
-        self.checks.due = 0.0
+        self.periodic_checks.due = 0.0
         with interrupts.deferred(), self._copying():
             if self._taking_over:  # weights from a trainer are the same in all processes
                 self.store.write_stale()
@@ -130,7 +130,7 @@ class Transfers:
         """
         for variant in self._programs.all:
             variant.reading.adopt()
-        self.checks.adopted()
+        self.periodic_checks.adopted()
 
     @locked
     def copy_buffers_to_device(self) -> None:
@@ -145,7 +145,7 @@ class Transfers:
 
     def bring_host_up_to_date(self) -> bool:
         """Copy weights to the host if the device is newer. Return whether they were copied."""
-        self.checks.due = 0.0
+        self.periodic_checks.due = 0.0
         # If the device is not newer, nothing waits for the lock. In particular, compilation does
         # not.
         return self.device.newer > 0 and self.lock.run(self.bring_down)

@@ -17,7 +17,7 @@ from torch.nn.utils import parametrizations
 import poptorch
 from helpers.cases import every_pair
 from helpers.wrapping import PAUSE, Calling, Graded, inference, options, training
-from poptorch._session import guards
+from poptorch._session.host_changes import ChangeCheck, PeriodicChecks, periodic_checks
 
 X, Y = torch.randn(2, 3), torch.randn(2, 2)
 NOT_FOLLOWED = "The compiled program does not follow what changed on the host: "
@@ -25,12 +25,12 @@ NOT_FOLLOWED = "The compiled program does not follow what changed on the host: "
 
 @pytest.fixture(autouse=True)
 def checks_are_never_postponed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guards, "CHEAP", 60.0)
+    monkeypatch.setattr(periodic_checks, "CHEAP", 60.0)
 
 
 def test_a_long_check_postpones_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    checks = guards.Checks(guards.Guard(lambda: 0, lambda _: [], ""))
+    checks = PeriodicChecks(ChangeCheck(lambda: 0, lambda _: [], ""))
     monkeypatch.setattr(time, "monotonic", iter([100.0, 100.01]).__next__)
     checks.run([], None)
     assert checks.due == pytest.approx(101.0)
@@ -41,9 +41,9 @@ def number_of_checks(
 ) -> int:
     """Return how often two calls check, with a pause between them; a check takes 0.1 ms."""
     made: list[int] = []
-    checks = guards.Checks(guards.Guard(lambda: made.append(1), lambda _: [], ""))
+    checks = PeriodicChecks(ChangeCheck(lambda: made.append(1), lambda _: [], ""))
     made.clear()
-    monkeypatch.setattr(guards, "FIRST", first)
+    monkeypatch.setattr(periodic_checks, "FIRST", first)
     later = 100.0 + seconds_between
     monkeypatch.setattr(time, "monotonic", iter([100.0, 100.0001, later, later + 0.0001]).__next__)
     for _ in range(2):
@@ -80,12 +80,12 @@ def test_the_second_call_warns_of_weights_that_changed_right_after_the_first(
 def test_the_second_of_two_long_validations_warns_of_weights_that_changed_in_between(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(guards, "CHEAP", 1e-12)  # the next look that is due is far away
+    monkeypatch.setattr(periodic_checks, "CHEAP", 1e-12)  # the next look that is due is far away
     model = Net()
     executor = inference(model)
     executor(X)
-    executor._session.weights.checks._latest = -3600.0
-    executor._session.weights.checks._calls = guards.FIRST
+    executor._session.weights.periodic_checks._latest = -3600.0
+    executor._session.weights.periodic_checks._calls = periodic_checks.FIRST
     nn.init.ones_(model.first.weight)
     executor(X)
     assert (

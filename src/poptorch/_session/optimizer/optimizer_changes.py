@@ -18,7 +18,7 @@ from ..._base import log
 from ...optim.joint import class_of, members_of
 from ...optim.optimizer import VariableAttributes
 from ...optim.step_hooks import constants_of, present_hooks
-from ..guards import Guard, is_same, shorten
+from ..host_changes import ChangeCheck, is_same, shorten
 
 _NUMBERS = "call setOptimizer(optimizer) on the wrapped model, also after each scheduler.step()"
 _PARAMETERS = "call destroy() on the wrapped model, then setOptimizer(optimizer)"
@@ -29,14 +29,14 @@ _STEPS = (
     "model are part of the steps"
 )
 _GONE = object()
-# What torch stores in an optimizer besides settings. Groups and ``step`` have their own rows.
+# What torch stores in an optimizer besides settings. Groups and ``step`` have their own checks.
 _BOOKKEEPING = {"state", "param_groups", "defaults", "step"}
 _SCHEDULERS = torch.optim.lr_scheduler.__name__
 Matters = Callable[[], bool]
 
 
-class OptimizerGuards:
-    """The rows of one of the user's optimizers.
+class OptimizerChangeChecks:
+    """The checks of one of the user's optimizers.
 
     ``matters`` returns whether the optimizer would now be compiled to another update, or has other
     numbers.
@@ -44,28 +44,28 @@ class OptimizerGuards:
 
     def __init__(self, optimizer: torch.optim.Optimizer, matters: Matters) -> None:
         self._optimizer, self._matters = optimizer, matters
-        self.rows = [*self._of_settings(), _steps(optimizer)]
+        self.checks = [*self._of_settings(), _steps(optimizer)]
 
-    def _of_settings(self) -> list[Guard]:
-        rows = _numbers, _attributes, _parameters
-        return [make(self._optimizer, self._matters) for make in rows]
+    def _of_settings(self) -> list[ChangeCheck]:
+        made_by = _numbers, _attributes, _parameters
+        return [make(self._optimizer, self._matters) for make in made_by]
 
     def expect(self) -> None:
         """Accept the present settings, which the program has. Hooks and ``step`` are never part of
         the program.
         """
         present = self._of_settings()
-        for new, old in zip(present, self.rows, strict=False):
+        for new, old in zip(present, self.checks, strict=False):
             new.reported = old.reported
-        self.rows = [*present, *self.rows[len(present) :]]
+        self.checks = [*present, *self.checks[len(present) :]]
 
     def numbers_hold(self) -> bool:
         """Compare only hyper-parameters, which is fast enough for every call."""
-        numbers = self.rows[0]
+        numbers = self.checks[0]
         return numbers.reported or numbers.holds()
 
 
-def _numbers(optimizer: torch.optim.Optimizer, matters: Matters) -> Guard:
+def _numbers(optimizer: torch.optim.Optimizer, matters: Matters) -> ChangeCheck:
     names = _entries(optimizer)
     get = operator.itemgetter(*names) if len(names) > 1 else _few(names)
 
@@ -83,7 +83,7 @@ def _numbers(optimizer: torch.optim.Optimizer, matters: Matters) -> Guard:
                 if not is_same(new, old):
                     yield f"{name} of the optimizer's group {index} was {old} and is {new}"
 
-    return Guard(numbers, changes, _NUMBERS, keep)
+    return ChangeCheck(numbers, changes, _NUMBERS, keep)
 
 
 def _few(names: Sequence[str]) -> Callable[[Mapping[str, Any]], tuple[Any, ...]]:
@@ -97,8 +97,8 @@ def _entries(optimizer: torch.optim.Optimizer) -> list[str]:
     return [name for name in first if name != "params" and all(name in each for each in groups)]
 
 
-def _attributes(optimizer: torch.optim.Optimizer, matters: Matters) -> Guard:
-    """Return the row about attributes, and about entries that not all groups had."""
+def _attributes(optimizer: torch.optim.Optimizer, matters: Matters) -> ChangeCheck:
+    """Return the check of attributes, and about entries that not all groups had."""
     known = {"params", *_entries(optimizer)}
     hooks = [present_hooks(member) for member in members_of(optimizer)]
 
@@ -125,7 +125,7 @@ def _attributes(optimizer: torch.optim.Optimizer, matters: Matters) -> Guard:
         if matters():
             yield from _differences(before, keep(read()))
 
-    return Guard(lambda: keep(read()), changes, _NUMBERS, lambda held: held)
+    return ChangeCheck(lambda: keep(read()), changes, _NUMBERS, lambda held: held)
 
 
 def _copied(value: Any) -> Any:
@@ -150,7 +150,7 @@ def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[
             yield f"{name} was {old} and is {new}"
 
 
-def _parameters(optimizer: torch.optim.Optimizer, matters: Matters) -> Guard:
+def _parameters(optimizer: torch.optim.Optimizer, matters: Matters) -> ChangeCheck:
     def identities() -> list[list[int]]:
         return [list(map(id, group["params"])) for group in optimizer.param_groups]
 
@@ -168,11 +168,11 @@ def _parameters(optimizer: torch.optim.Optimizer, matters: Matters) -> Guard:
                     "parameters joined it"
                 )
 
-    return Guard(identities, changes, _PARAMETERS)
+    return ChangeCheck(identities, changes, _PARAMETERS)
 
 
-def _steps(optimizer: torch.optim.Optimizer) -> Guard:
-    """Return the row about hooks around a step and replacements of it."""
+def _steps(optimizer: torch.optim.Optimizer) -> ChangeCheck:
+    """Return the check of hooks around a step and replacements of it."""
 
     def changes(before: list[Any]) -> Iterator[str]:
         new = [each for each in _around(optimizer) if each not in before]
@@ -182,7 +182,7 @@ def _steps(optimizer: torch.optim.Optimizer) -> Guard:
         if len(hooks) < len(new):
             yield f"step() of {class_of(optimizer).__name__}"
 
-    return Guard(lambda: list(_around(optimizer)), changes, _STEPS)
+    return ChangeCheck(lambda: list(_around(optimizer)), changes, _STEPS)
 
 
 def _around(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Any]]:

@@ -13,7 +13,7 @@ from torch.optim import optimizer as of_torch
 
 import poptorch
 from helpers.wrapping import PAUSE, EagerPair, Regression, normal, options
-from poptorch._session import guards
+from poptorch._session.host_changes import periodic_checks
 
 X, Y = normal(4, 4), normal(4, 2, seed=1)
 NOT_FOLLOWED = "The compiled program does not follow what changed on the host: "
@@ -23,7 +23,7 @@ sgd = functools.partial(torch.optim.SGD, lr=0.1)
 
 @pytest.fixture(autouse=True)
 def checks_are_never_postponed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guards, "CHEAP", 60.0)
+    monkeypatch.setattr(periodic_checks, "CHEAP", 60.0)
 
 
 @pytest.fixture

@@ -1,0 +1,52 @@
+"""Check whether values that the capture of ``forward`` used are still the same: the seed, and
+tensors that decided branches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import torch
+
+from ..._base import seeding
+from ..._capture import Decision, ModelTensor
+from ..._ir.graph import Graph
+from ..._ir.operators import draws
+from .change_check import DESTROY, ChangeCheck
+
+
+def seed_checks(graphs: Iterable[Graph]) -> list[ChangeCheck]:
+    """Return the check of the host's seed, if a graph of the program draws random numbers."""
+    if not any(draws(node) for graph in graphs for node in graph.operators):
+        return []
+
+    seeding.listen()
+
+    def changes(_: object) -> Iterator[str]:
+        seed = torch.initial_seed()
+        if not seeding.is_ours(seed):
+            yield f"torch.manual_seed({seed})"
+
+    remedy = (
+        "assign [seed] to rng_state of the wrapped model, or call options.randomSeed(seed) "
+        "before you wrap the model"
+    )
+    return [ChangeCheck(seeding.last, changes, remedy)]
+
+
+def decision_check(decided: Sequence[Decision], tensors: Mapping[str, ModelTensor]) -> ChangeCheck:
+    """Return the check of buffers and frozen weights whose values decided branches of forward."""
+    pairs = [(each, tensors[each.path]) for each in decided]
+
+    def versions() -> int:
+        return sum(tied.tensor._version for _, tied in pairs)
+
+    def changes(_: object) -> Iterator[str]:
+        for decision, tied in pairs:
+            if not torch.equal(decision.value, tied.tensor):
+                yield (
+                    f"the values of '{decision.path}', on which forward branches at {decision.line}"
+                )
+
+    remedy = f"{DESTROY}; to decide when the program runs, use torch.where or poptorch.cond"
+    return ChangeCheck(versions, changes, remedy)
