@@ -118,6 +118,37 @@ def test_folders_of_a_session_are_imported_only_as_a_whole(
     assert not passed
 
 
+# Names that PopTorch and PopVision give to the users of several packages.
+IN_SEVERAL_PACKAGES = {
+    "Compilation", "DataLoader", "Event", "FixedSizeClusterLoader", "FixedSizeDataLoader", "IPU",
+    "Options", "Program", "Report",
+}  # fmt: skip
+
+
+def types_of(tree: ast.Module) -> Iterator[str]:
+    """Yield the names of the classes, and of the aliases of types, that a file defines."""
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            name = node.targets[0].id
+            of_types = (ast.Subscript, ast.BinOp, ast.Name, ast.Attribute)
+            is_type = name.lstrip("_")[:1].isupper() and not name.isupper()
+            if is_type and isinstance(node.value, of_types):
+                yield name
+
+
+def test_a_type_has_a_name_that_no_other_file_defines() -> None:
+    files: dict[str, list[str]] = {}
+    for path in (*FILES, *OUR_OTHER_PACKAGE):
+        for name in types_of(parse(path)):
+            files.setdefault(name, []).append(path.name)
+
+    shared = {name: found for name, found in files.items() if len(found) > 1}
+
+    assert shared.keys() == IN_SEVERAL_PACKAGES, shared
+
+
 def test_private_names_of_torch_are_in_one_file_and_looked_up_when_used() -> None:
     paths = [path for path in (*FILES, *OUR_OTHER_PACKAGE) if path != PRIVATE_TORCH]
     assert not [sentence for path in paths for sentence in private_torch(parse(path), path.stem)]

@@ -15,7 +15,7 @@ from poptorch.poptorch_core import Error, InvalidValue
 
 from . import _graphs
 
-Sizes = int | dict[Any, int]
+SizesByType = int | dict[Any, int]
 MANY = 10_000  # from this number of samples on, a progress bar is shown
 
 
@@ -53,8 +53,8 @@ class FixedSizeOptions:
         ValueError: there are fewer than 2 graphs.
     """
 
-    num_nodes: Sizes
-    num_edges: Sizes | None = None
+    num_nodes: SizesByType
+    num_edges: SizesByType | None = None
     num_graphs: int = 2
     node_pad_value: float | None = None
     edge_pad_value: float | None = None
@@ -131,7 +131,7 @@ class FixedSizeOptions:
         return cls(nodes, edges, graphs + 1)
 
 
-def _room(samples: Iterable[Any], real: int, what: str) -> tuple[Sizes, Sizes, int]:
+def _room(samples: Iterable[Any], real: int, what: str) -> tuple[SizesByType, SizesByType, int]:
     """Return sizes for ``real`` of the largest samples and padding, and the largest number of
     graphs in a sample.
     """
@@ -153,7 +153,7 @@ def _room(samples: Iterable[Any], real: int, what: str) -> tuple[Sizes, Sizes, i
     return _times(real, nodes), _times(real, edges), graphs
 
 
-def _times(real: int, largest: dict[Any, int]) -> Sizes:
+def _times(real: int, largest: dict[Any, int]) -> SizesByType:
     sizes = {kind: size * real + 1 for kind, size in largest.items()}
     return sizes[None] if list(sizes) == [None] else sizes
 

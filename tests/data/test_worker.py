@@ -20,7 +20,7 @@ from helpers.wrapping import options
 from poptorch._data import worker
 from poptorch._data.channel import Connection, MessageKind
 from poptorch._data.consumer import verdict
-from poptorch._data.process import Process
+from poptorch._data.process import LoadingProcess
 from poptorch._data.sharding import DataShard, permutation
 
 
@@ -132,7 +132,7 @@ def test_only_files_of_ended_processes_are_removed(
 )
 def test_how_the_loading_process_ended_is_described(code: int | None, description: str) -> None:
     process = SimpleNamespace(exitcode=code, join=lambda limit: None)
-    assert description in Process.describe_end(SimpleNamespace(_process=process))
+    assert description in LoadingProcess.describe_end(SimpleNamespace(_process=process))
 
 
 class Batched(Numbers):

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 
-from poptorch._ir.blocks import Direction, Stage, StagePass
+from poptorch._ir.blocks import Direction, PlacedStage, StagePass
 from poptorch._ir.schedule import Action, Schedule, Streaming, Traffic, Workload, padded
 
 forward = StagePass
@@ -49,7 +49,7 @@ def chain(
         for chip in sorted(set(chips))
     ]
     return Workload(
-        tuple(Stage(chip, (), s if phased else None) for s, chip in enumerate(chips)),
+        tuple(PlacedStage(chip, (), s if phased else None) for s, chip in enumerate(chips)),
         micro_batches=micro_batches,
         training=training,
         needs=needs,

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from transformers import BertConfig, T5Config
 
-from poptorch.integrations._lengths import Batch, Lengths, Padding
+from poptorch.integrations._lengths import Lengths, NamedBatch, Padding
 
 PAD, VOCABULARY, WIDTH = 7, 20, 4
 
@@ -29,7 +29,7 @@ class Averaging(nn.Module):
         return {"mean": mean, "tokens": embedded}
 
 
-def batch(length: int, rows: int = 3, **entries: torch.Tensor) -> Batch:
+def batch(length: int, rows: int = 3, **entries: torch.Tensor) -> NamedBatch:
     tokens = torch.randint(0, VOCABULARY, (rows, length))
     return {"input_ids": tokens, "attention_mask": torch.ones_like(tokens), **entries}
 
@@ -210,7 +210,7 @@ class Translating(nn.Module):
 
 
 @pytest.fixture
-def translated() -> tuple[Lengths, Batch]:
+def translated() -> tuple[Lengths, NamedBatch]:
     """Both sequences have the same length, so that a size alone does not distinguish them."""
     return lengths_of(Translating()), batch(5, labels=torch.randint(0, 9, (3, 5)))
 
@@ -226,7 +226,7 @@ def test_source_and_target_have_their_own_sizes(name: str, length: int) -> None:
 
 @pytest.mark.parametrize("name", ["written", "kept"])
 def test_results_follow_the_sequence_that_they_belong_to(
-    translated: tuple[Lengths, Batch], name: str
+    translated: tuple[Lengths, NamedBatch], name: str
 ) -> None:
     lengths, given = translated
     lengths.pad([given])

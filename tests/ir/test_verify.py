@@ -12,7 +12,7 @@ from torch import fx
 from poptorch._compile.lower import lower
 from poptorch._ir import program as ir
 from poptorch._ir import slots, verify
-from poptorch._ir.blocks import Label, Stage, StagePass, relabel
+from poptorch._ir.blocks import Label, PlacedStage, StagePass, relabel
 from poptorch._ir.bundle import Bundle
 from poptorch._ir.graph import Graph, SlotFunction
 from poptorch._ir.loops import Loops
@@ -111,7 +111,7 @@ def test_a_broken_graph_is_found(rule: str, broken: Callable[[], Graph]) -> None
 def test_an_operator_of_an_unknown_stage_is_found() -> None:
     labelled = graph()
     relabel(labelled.operators[0], Label(stage_pass=StagePass(2)))
-    layout = Layout((Stage(0, ("A",)),), depth=1, chips=1, reserved=1, graph=labelled)
+    layout = Layout((PlacedStage(0, ("A",)),), depth=1, chips=1, reserved=1, graph=labelled)
 
     with expect("L1"):
         verify.verify_layout(layout)

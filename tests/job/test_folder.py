@@ -11,7 +11,7 @@ import pytest
 
 import poptorch
 from helpers import jobs, users
-from poptorch._job.folder import FolderStore, Place
+from poptorch._job.folder import FolderStore, JobFolder
 from poptorch._job.signed import SignedStore
 
 JOB = ("127.0.0.1", "29500")
@@ -70,7 +70,7 @@ def test_a_missing_folder_raises_the_same_exception_as_in_torch(store: FolderSto
 
 
 def test_nobody_else_can_enter_the_folder_of_a_job(own_folder: Path) -> None:
-    place = Place(JOB, 0, 2)
+    place = JobFolder(JOB, 0, 2)
     start = place.of_start("name")
 
     folders = (own_folder, place.store.path, start.path)
@@ -83,7 +83,7 @@ def test_a_folder_that_others_can_enter_is_refused(mode: int, own_folder: Path) 
     own_folder.chmod(mode)
 
     with pytest.raises(RuntimeError, match="POPTORCH_JOB_DIR to the same folder for all processes"):
-        Place(JOB, 1, 2)
+        JobFolder(JOB, 1, 2)
 
 
 @pytest.mark.slow
@@ -100,13 +100,13 @@ def test_the_usual_folder_that_another_user_has_made_is_refused(
     monkeypatch.setattr("poptorch._base.folders.temporary", lambda: str(tmp_path))
 
     with pytest.raises(RuntimeError, match="it belongs to another user"):
-        Place(JOB, 0, 2)
+        JobFolder(JOB, 0, 2)
     assert [*theirs.iterdir()] == []
 
 
 @pytest.mark.slow
 def test_another_user_can_neither_read_nor_write_the_files_of_a_job(own_folder: Path) -> None:
-    place = Place(JOB, 0, 2)
+    place = JobFolder(JOB, 0, 2)
     place.store.set("invited", "[]")
     code = (
         "import sys\n"
@@ -133,15 +133,15 @@ def test_a_second_job_in_the_same_folder_is_refused_with_a_remedy(own_folder: Pa
         assert other.stdout.readline() == "there\n"
 
         with pytest.raises(poptorch.Error, match="choose another MASTER_PORT"):
-            Place(JOB, 0, 2)
+            JobFolder(JOB, 0, 2)
 
         other.communicate()
-    Place(JOB, 0, 2)  # nobody holds it any more
+    JobFolder(JOB, 0, 2)  # nobody holds it any more
 
 
-def met(index: int, name: str = "name") -> tuple[Place, FolderStore]:
+def met(index: int, name: str = "name") -> tuple[JobFolder, FolderStore]:
     """Return the place and start of a process that has met the other one of its job."""
-    place = Place(JOB, index, 2)
+    place = JobFolder(JOB, index, 2)
     place.store.set(f"arrived/{index}", f"token {index}")
     place.store.set("invited", json.dumps([name, ["token 0", "token 1"]]))
     place.store.set(f"accepted/{name}/{index}", "")
@@ -172,11 +172,11 @@ def test_cleaning_up_an_old_start_keeps_the_files_of_the_next_one() -> None:
 
 
 def test_files_of_killed_jobs_are_removed_a_day_later(own_folder: Path) -> None:
-    paths = [Place((name,), 1, 2).of_start("start").path for name in ("old", "new")]
+    paths = [JobFolder((name,), 1, 2).of_start("start").path for name in ("old", "new")]
     for path in (paths[0], paths[0].parent):
         os.utime(path, (0.0, 0.0))  # in 1970
 
-    Place(JOB, 0, 2)
+    JobFolder(JOB, 0, 2)
 
     assert [path.exists() for path in paths] == [False, True]
 

@@ -38,7 +38,7 @@ def _written_and_traced(node: torch.fx.Node) -> tuple[list[Any], list[Any]]:
     numbers = itertools.count()
     args = torch.fx.node.map_aggregate(node.args, given)
     step = BY_OPERATOR[node.target]
-    call = written_out._Call(step.written_out, repr(args), args)
+    call = written_out._DecomposedCall(step.written_out, repr(args), args)
     exact = written_out._Operators.of(written_out._traced(call))
     return _described(written_out._operators(call)), _described(exact)
 

@@ -67,7 +67,7 @@ class _CurrentStream(logging.StreamHandler[TextIO]):
         return terminal.Stream(self._stream_name)
 
 
-class _File(logging.FileHandler):
+class _LogFile(logging.FileHandler):
     """Writes to a file. After the first line that cannot be written there, writes to stderr."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (the library's name)
@@ -104,7 +104,7 @@ def setup() -> None:
             handler: logging.Handler = _CurrentStream("stderr")
             try:
                 is_stream = where in ("stderr", "stdout")
-                handler = _CurrentStream(where) if is_stream else _File(where, "w")
+                handler = _CurrentStream(where) if is_stream else _LogFile(where, "w")
             except OSError as error:
                 _warn_of_file(error)
             handler.setFormatter(_Formatter(colour and where != destination))

@@ -52,16 +52,16 @@ def html_text(text: str) -> str:
     return f"<pre>{html.escape(text)}</pre>"
 
 
-Part = str | list[list[str]]  # a line or a table
+TextPart = str | list[list[str]]  # a line or a table
 
 
-def text_of(parts: Iterable[Part]) -> str:
+def text_of(parts: Iterable[TextPart]) -> str:
     return "\n".join(
         line for part in parts for line in ([part] if isinstance(part, str) else table(part))
     )
 
 
-def html_of(parts: Iterable[Part]) -> str:
+def html_of(parts: Iterable[TextPart]) -> str:
     return "".join(
         f"<p>{html.escape(part)}</p>" if isinstance(part, str) else html_table(part)
         for part in parts

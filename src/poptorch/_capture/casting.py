@@ -17,7 +17,6 @@ from .._ir.spec import Precision
 from ..enums import HalfFloatCastingBehavior
 from .losses import LOSS_FUNCTIONS
 
-Call = Callable[..., Any]
 Args = tuple[Any, ...]
 Named = dict[str, Any]
 
@@ -160,7 +159,7 @@ def _mixture_in(dtype: torch.dtype, args: Args, kwargs: Named) -> tuple[Args, Na
 
 
 def _with_statistics(
-    function: Call,
+    function: Callable[..., Any],
     input: torch.Tensor,
     running_mean: torch.Tensor | None = None,
     running_var: torch.Tensor | None = None,

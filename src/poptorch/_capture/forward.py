@@ -28,7 +28,7 @@ from .metrics import intercepted, refused
 from .recorded import recorded
 from .replaced import DictsOfThread, ModelTensor, replaced
 
-Call = Callable[[Sequence[torch.Tensor]], Any]
+ForwardCall = Callable[[Sequence[torch.Tensor]], Any]
 Manager = Callable[[], contextlib.AbstractContextManager[object]]
 GRADIENT = "Gradient___"
 
@@ -39,7 +39,9 @@ class Request:
 
     module: nn.Module
     users: nn.Module  # the module with the same dicts of tensors, or ``module`` itself
-    call: Call  # runs forward on the tensors of ``batch``, which it inserts into the arguments
+    call: (
+        ForwardCall  # runs forward on the tensors of ``batch``, which it inserts into the arguments
+    )
     tensors: Mapping[str, ModelTensor]  # parameters and buffers by path
     state: tuple[Slot, ...]  # their slots, in the same order
     batch: tuple[Slot, ...]  # the slots of the tensor arguments
@@ -80,7 +82,7 @@ class Request:
 
 
 @dataclass(eq=False)
-class Forward:
+class ForwardResult:
     tensors: list[torch.Tensor]  # the tensors that it returned
     structure: trees.Structure  # the structure that contained them
     loss: torch.Tensor | None
@@ -187,7 +189,7 @@ def run_forward(
     context: CaptureContext,
     batch: Sequence[torch.Tensor],
     leaves: Mapping[str, torch.Tensor],
-) -> Forward:
+) -> ForwardResult:
     names, held = TensorNames(request.module, request.module_scopes), context.held
     own = DictsOfThread(request.module, request.users, request.tensors)
     for path, tied in request.tensors.items():
@@ -230,7 +232,7 @@ def run_forward(
     if request.training:
         loss = final_loss(context, request.module, tensors, structure)
     hosts = {at: tensor for at, tensor in enumerate(tensors) if recorded(tensor) is None}
-    return Forward(tensors, structure, loss, now, in_backward, names, hosts)
+    return ForwardResult(tensors, structure, loss, now, in_backward, names, hosts)
 
 
 def _check_kinds(

@@ -96,7 +96,7 @@ def _cond(
         with untraced():
             decided = bool(known)
         return within(taken if decided else otherwise)(*operands)
-    bodies = [_Recorded(capture, within(body), operands) for body in (taken, otherwise)]
+    bodies = [_RecordedBody(capture, within(body), operands) for body in (taken, otherwise)]
     _refuse_gradient("torch.cond", [each for body in bodies for each in body.outer], operands)
     first, second = bodies
     difference = trees.first_difference(first.structure, second.structure)
@@ -133,7 +133,7 @@ def _while_loop(
             fix=f"use a tensor instead: torch.tensor({numbers[0]!r})",
         )
     predicate, step = (
-        _Recorded(capture, within(function), [*carried, *others]) for function in (test, body)
+        _RecordedBody(capture, within(function), [*carried, *others]) for function in (test, body)
     )
     _refuse_gradient("while_loop", [*predicate.outer, *step.outer], [*carried, *others])
     count, own = len(carried) + len(others), len(carried) + len(others) + len(predicate.outer)
@@ -146,7 +146,7 @@ def _while_loop(
     return step.structure.unflatten(results)
 
 
-class _Recorded:
+class _RecordedBody:
     """The graph of a body, and the outside tensors that it gets as its last arguments."""
 
     structure: trees.Structure

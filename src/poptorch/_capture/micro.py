@@ -28,7 +28,7 @@ from . import marks, trace
 from .capture_context import CaptureContext
 from .draws import Draws, Unsettled
 from .failures import explained
-from .forward import GRADIENT, Forward, Request, TensorNames, run_forward
+from .forward import GRADIENT, ForwardResult, Request, TensorNames, run_forward
 from .host_draws import HostDraws
 from .inner_gradients import NeedsGradient
 from .kept import kept_of_changes, refuse_new_layers
@@ -85,7 +85,7 @@ def report_narrowed(dtype: torch.dtype) -> None:
 
 
 class _Recording:
-    done: Forward
+    done: ForwardResult
     blocks: annotate.Recorder
 
     def __init__(self, request: Request, reads: ValueReads, draws: Draws, outside: Outside) -> None:
@@ -160,7 +160,7 @@ class _Recording:
                 seen[path] = leaves[path].index_select(0, group).squeeze(0)
         return seen
 
-    def _outputs(self, done: Forward) -> list[torch.Tensor]:
+    def _outputs(self, done: ForwardResult) -> list[torch.Tensor]:
         results = []
         for index, tensor in enumerate(done.tensors):
             if index in done.hosts:

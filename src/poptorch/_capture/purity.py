@@ -5,7 +5,7 @@ without dead nodes.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from .._ir.graph import copied, lazily
 from .._ir.operators import Operator, acts, may_view, writes
 from .._ir.passes import is_left_out
 from .._ir.symbolic import computes_size
+from .._ir.tensors import Tensors
 from .._ops import pure_forms
 from .._ops.draws import ORDER
 from .._ops.effects import is_control_flow, recording
@@ -28,7 +29,6 @@ from .drawn_again import reuse
 from .whole_writes import IDENTITIES, make_whole_writes_pure
 
 aten = torch.ops.aten
-Tensors = Sequence[torch.Tensor]
 LONE_WRITES, WHOLE_WRITES = "lone writes", "whole writes"
 
 
@@ -129,7 +129,7 @@ class _Replay(fx.Interpreter):
 
 
 def _functionalize(
-    recorded: fx.GraphModule, inputs: Tensors, mode: Any, rules: Rules
+    recorded: fx.GraphModule, inputs: Tensors, mode: Any, rules: OperatorRules
 ) -> fx.GraphModule:
     def replay(*args: torch.Tensor) -> object:
         # Inputs must not be modified, so the function gets copies, which are dropped if they are
@@ -169,7 +169,7 @@ def _clean(graph: fx.Graph) -> None:
 # float32. The conversions take almost no time, and the sums are as precise.
 
 Round = Callable[[torch.Tensor], torch.Tensor]
-Rules = Mapping[Any, Callable[..., Any]]
+OperatorRules = Mapping[Any, Callable[..., Any]]
 # For each operator, the results that have a half type if the operands do; None for all results.
 _IN_SINGLE: dict[Any, tuple[int, ...] | None] = {
     aten.mm.default: None, aten.addmm.default: None, aten.bmm.default: None,
@@ -183,7 +183,7 @@ _IN_SINGLE: dict[Any, tuple[int, ...] | None] = {
 }  # fmt: skip
 
 
-def _half_rules(stochastic: bool) -> Rules:
+def _half_rules(stochastic: bool) -> OperatorRules:
     """Return by operator how to compute it instead; ``NotImplemented`` means no change."""
     narrow: Round = _at_random if stochastic else torch.Tensor.half
     table = {operator: _in_single(operator, half, narrow) for operator, half in _IN_SINGLE.items()}

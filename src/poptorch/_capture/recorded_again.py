@@ -55,7 +55,7 @@ class _Result:
 
 
 @dataclass(frozen=True)
-class _Recorded:
+class _RecordedCall:
     """The node and the results that torch made for a call."""
 
     name: str  # of its node, without a number
@@ -112,7 +112,7 @@ class _Calls:
     def __init__(self, mode: Any, cls: Any, without_modes: Any) -> None:
         self._mode, self._cls, self._without_modes = mode, cls, without_modes
         self._slot, self._set_slot = private.get_proxy_slot, private.set_proxy_slot
-        self._known: dict[tuple[Any, ...], _Recorded | None] = {}
+        self._known: dict[tuple[Any, ...], _RecordedCall | None] = {}
         self._describes = private.optional("extract_tensor_metadata")
         self._names: dict[Any, str] = {}  # of nodes, by operators that are not decomposed
 
@@ -185,7 +185,7 @@ class _Calls:
 
     def _seen(
         self, graph: fx.Graph, func: Any, tensors: list[torch.Tensor], results: Any, before: int
-    ) -> _Recorded | None:
+    ) -> _RecordedCall | None:
         """Return what torch made of a call. Return None unless that is one node, whose results are
         new tensors or views of one argument, or the first argument, which it wrote over.
         """
@@ -204,7 +204,7 @@ class _Calls:
 
     def _of_other_shapes(
         self, func: Any, tensors: list[torch.Tensor], args: Any, kwargs: Any
-    ) -> _Recorded | None:
+    ) -> _RecordedCall | None:
         """Return what torch would make of a call of an operator that it records as it is."""
         result = func(*args, **kwargs)
         if not isinstance(result, torch.Tensor) or self._describes is None:
@@ -218,7 +218,7 @@ class _Calls:
         results: Any,
         name: str,
         notes: Sequence[Any],
-    ) -> _Recorded | None:
+    ) -> _RecordedCall | None:
         several = type(results) if type(results) in (tuple, list) else None
         made = [results] if several is None else results
         if not all(map(self._is_usual, made)):
@@ -226,7 +226,7 @@ class _Calls:
         kinds = tuple(_kind(each, note) for each, note in zip(made, notes, strict=True))
         if func._schema.is_mutable:
             written = results is tensors[0]
-            return _Recorded(name, kinds, several, None, written) if written else None
+            return _RecordedCall(name, kinds, several, None, written) if written else None
         if any(each is tensor for each in made for tensor in tensors):
             return None
         memories = [each.untyped_storage()._cdata for each in made if each is not None]
@@ -238,7 +238,7 @@ class _Calls:
             viewed = given.index(memories[0])
         elif len({*memories}) < len(memories):
             return None
-        return _Recorded(name, kinds, several, viewed)
+        return _RecordedCall(name, kinds, several, viewed)
 
     def _is_usual(self, result: Any) -> bool:
         if result is None:
@@ -249,7 +249,12 @@ class _Calls:
         return dense and result.fake_device == _HOST and not (result.is_conj() or result.is_neg())
 
     def _results(
-        self, known: _Recorded, tracer: Any, node: fx.Node, tensors: list[torch.Tensor], kind: Any
+        self,
+        known: _RecordedCall,
+        tracer: Any,
+        node: fx.Node,
+        tensors: list[torch.Tensor],
+        kind: Any,
     ) -> Any:
         base = None if known.viewed is None else tensors[known.viewed].untyped_storage()
         made: list[torch.Tensor | None] = [

@@ -25,11 +25,11 @@ from .._base import private
 from .._base.source import is_user_file
 from .._base.threads import holding, one_at_a_time
 from .._ir.graph import lazily
+from .._ir.tensors import Tensors
 from .._ops import annotate, effects
 from . import purity, recorded_again
 
 aten = torch.ops.aten
-Tensors = Sequence[torch.Tensor]
 
 
 def fake_mode() -> Any:

@@ -79,7 +79,7 @@ def make_whole_writes_pure(graph: fx.Graph, mode: Any) -> None:
         if made is None:
             return
         results[node] = made
-    _Rewriting(graph, places, results).run()
+    _WriteRewriting(graph, places, results).run()
 
 
 def _pure_form(target: Any) -> Any:
@@ -181,7 +181,7 @@ def _have_same_layout(one: torch.Tensor, two: torch.Tensor) -> bool:
     return kinds[0] == kinds[1]
 
 
-class _Rewriting:
+class _WriteRewriting:
     """Lets every node read the value that the memory of its operands has at this point.
 
     Args:

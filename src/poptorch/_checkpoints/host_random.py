@@ -14,8 +14,7 @@ import numpy as np
 import torch
 
 from .._base.errors import Error
-
-Json = Any
+from .._base.json_codec import Json
 
 _HOLDERS = ("sampler", "batch_sampler", "dataset", "datasets")  # attributes to search
 

@@ -13,6 +13,7 @@ from .. import _capture, _eager, _lanes
 from .._base import VERSION, log
 from .._base.errors import Error
 from .._base.resources import available_memory
+from .._capture import Micro
 from .._cost.live_bytes import peak_bytes
 from .._cost.seconds import core_seconds
 from .._ir import graph_json
@@ -34,7 +35,6 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-Micro = _capture.Micro
 Recapture = Callable[[], Micro]
 
 

@@ -14,7 +14,7 @@ import dataclasses
 import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -29,6 +29,7 @@ from .._ir.graph import Graph
 from .._ir.indices import preconditions
 from .._ir.plan import Plan, Report
 from .._ir.program import State
+from .._ir.tensors import Tensors
 from ..backends import Builder, Compiled, Executable
 from ..backends.driver import LoopExecutable, program_report
 from . import helper, registry
@@ -48,8 +49,7 @@ _MEMORY = 0.25  # the largest share of the free memory that a session may need
 
 _ONE_THREAD = 1 << 15  # torch adds up this number of elements with one thread
 
-Tensors = Sequence[torch.Tensor]
-Phase = Callable[["Fastest", State, Tensors], Tensors]
+NextCall = Callable[["Fastest", State, Tensors], Tensors]
 
 
 def considering(executable: Executable, plan: Plan, code: PlanCode) -> Executable:
@@ -182,7 +182,7 @@ class Fastest:
 
     def __init__(self, ours: Executable, plan: Plan, code: PlanCode) -> None:
         self._ours, self._plan, self._code = ours, plan, code
-        self._do: Phase = Fastest._wait  # what the next call does
+        self._do: NextCall = Fastest._wait  # what the next call does
         self._other: Other | None = None
         self._choice: Choice | None = None
         self._cores, self._next_poll = Cores(), 0.0

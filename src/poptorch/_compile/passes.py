@@ -240,11 +240,11 @@ PASSES = (
 MADE = tuple(dict.fromkeys(each.makes for each in PASSES if each.makes is not None))
 """Values that passes make."""
 
-Seen = Callable[[Pass, Compilation, Compilation], object]
-_observer: ContextVar[Seen | None] = ContextVar("poptorch_observer", default=None)
+PassObserver = Callable[[Pass, Compilation, Compilation], object]
+_observer: ContextVar[PassObserver | None] = ContextVar("poptorch_observer", default=None)
 
 
-def observed(seen: Seen) -> contextlib.AbstractContextManager[None]:
+def observed(seen: PassObserver) -> contextlib.AbstractContextManager[None]:
     """Within the block, call a function after each pass, with the values before and after it."""
     return holding(_observer, seen)
 

@@ -44,11 +44,11 @@ class CompiledModel:
         graphs = self.plan.program.graphs.values()
         return [s.index for graph in graphs for s in graph.outputs if s.kind is Kind.BATCH]
 
-    def ranges(self) -> tuple[indices.Range, ...]:
+    def ranges(self) -> tuple[indices.IndexRange, ...]:
         program, checked = self.plan.program, self.plan.spec.precision.check_indices
         return indices.ranges(list(program.graphs.values())) if checked else ()
 
-    def preconditions(self) -> list[indices.Range]:
+    def preconditions(self) -> list[indices.IndexRange]:
         known = indices.preconditions(self.plan.program.graphs, checked=True).values()
         return [each for every in known if every is not None for each in every]
 

@@ -24,7 +24,7 @@ _REMEMBERED = 1024  # combinations of sizes
 KeyOf = Callable[[Graph], str | None]
 
 
-class Range:
+class SizeRange:
     """Sizes that satisfy the same ones of some conditions, and the code of a graph for them.
 
     Args:
@@ -35,7 +35,7 @@ class Range:
     def __init__(self, graph: Graph, key: str | None, met: Conditions = ALWAYS) -> None:
         self.graph, self.key, self._met = graph, key, met
         self.code: Compiled | None = None
-        self.rest: dict[tuple[bool, ...], Range] = {}  # of sizes that the code does not serve
+        self.rest: dict[tuple[bool, ...], SizeRange] = {}  # of sizes that the code does not serve
 
     def excludes(self, sizes: Sizes) -> bool:
         """Return whether there is code, and it does not serve these sizes."""
@@ -44,7 +44,7 @@ class Range:
     def truths(self, sizes: Sizes) -> tuple[bool, ...]:
         return self._conditions.truths(sizes)
 
-    def divided(self, sizes: Sizes, key_of: KeyOf) -> Range:
+    def divided(self, sizes: Sizes, key_of: KeyOf) -> SizeRange:
         """Return the range of sizes that the code does not serve.
 
         Raises:
@@ -52,14 +52,14 @@ class Range:
         """
         met, truths = self._conditions, self.truths(sizes)
         graph = with_other_example_sizes(self.graph, lambda each: met.truths(each) == truths)
-        return Range(graph, key_of(graph), met)
+        return SizeRange(graph, key_of(graph), met)
 
     @property
     def _conditions(self) -> Conditions:
         assert self.code is not None
         return self._met | conditions_of(self.code)
 
-    def all(self) -> Iterator[Range]:
+    def all(self) -> Iterator[SizeRange]:
         """Yield this range, and those of the rest."""
         yield self
         for each in self.rest.values():
@@ -75,7 +75,7 @@ class Ranges:
 
     def __init__(self, graph: Graph, key_of: KeyOf, interpreted: Callable[[], Compiled]) -> None:
         self._key_of, self._interpreted = key_of, functools.cache(interpreted)
-        self.first = Range(graph, key_of(graph))
+        self.first = SizeRange(graph, key_of(graph))
         read: dict[str, tuple[int, int]] = {}  # by symbol, an argument and its dimension
         for at, slot in enumerate(graph.inputs):
             for dim, name in enumerate(slot.symbols):
@@ -100,8 +100,8 @@ class Ranges:
         self._chosen[sizes] = found.code
         return found.code
 
-    def _range(self, sizes: Sizes) -> Range | None:
-        found: Range | None = self.first
+    def _range(self, sizes: Sizes) -> SizeRange | None:
+        found: SizeRange | None = self.first
         while found is not None and found.excludes(sizes):
             found = found.rest.get(found.truths(sizes))
         return found
@@ -122,10 +122,10 @@ class Ranges:
             found = found.rest[truths]
         return found.code is not None
 
-    def all(self) -> list[Range]:
+    def all(self) -> list[SizeRange]:
         return [*self.first.all()]
 
-    def missing(self) -> list[Range]:
+    def missing(self) -> list[SizeRange]:
         return [each for each in self.all() if each.code is None]
 
     @property

@@ -18,11 +18,12 @@ import torch
 from .. import _capture
 from .._base.errors import Error
 from .._ir import slots
-from .._ir.graph import Graph, SlotFunction, Tensors, compose
+from .._ir.graph import Graph, SlotFunction, compose
 from .._ir.loops import Lanes, Loops
 from .._ir.plan import RESULTS
 from .._ir.slots import Kind, Slot
 from .._ir.spec import Spec
+from .._ir.tensors import TensorsByKey
 from ..enums import OutputMode, ReductionType
 from . import lanes
 from .eager_check import EagerCheck
@@ -204,7 +205,7 @@ class _Joined:
             for replica in range(self.replicas)
         ]
 
-        def function(tensors: Tensors) -> dict[str, torch.Tensor]:
+        def function(tensors: TensorsByKey) -> dict[str, torch.Tensor]:
             results = {}
             for index, whole in wholes.items():
                 at = 0
@@ -239,7 +240,7 @@ class _Joined:
     def _finished(self) -> SlotFunction:
         """Return a function that sums gradients and joins results."""
         values, results = dict[str, Slot](), dict[str, Slot]()
-        made: dict[str, Callable[[Tensors], torch.Tensor]] = {}
+        made: dict[str, Callable[[TensorsByKey], torch.Tensor]] = {}
         for key, found in self._outputs().items():
             slot = found[0][1]
             values |= {own.key: own for own in (run.own(each) for run, each in found)}
@@ -253,7 +254,7 @@ class _Joined:
             results[key] = self._stacked(slot)
             made[key] = _stack(own)
 
-        def function(tensors: Tensors) -> dict[str, torch.Tensor]:
+        def function(tensors: TensorsByKey) -> dict[str, torch.Tensor]:
             return {key: make(tensors) for key, make in made.items()}
 
         return SlotFunction("join", function, tuple(values.values()), tuple(results.values()))
@@ -278,13 +279,13 @@ class _Joined:
 
     def _gradient(
         self, found: Sequence[tuple[_GraphRun, Slot]]
-    ) -> tuple[Slot, Callable[[Tensors], torch.Tensor]]:
+    ) -> tuple[Slot, Callable[[TensorsByKey], torch.Tensor]]:
         dtype = found[0][1].dtype
         wide = torch.float32 if dtype is torch.float16 and len(found) > 1 else dtype
         mean = self.spec.reduction.type == ReductionType.Mean
         divisor = self.count if mean else 1
 
-        def added(tensors: Tensors) -> torch.Tensor:
+        def added(tensors: TensorsByKey) -> torch.Tensor:
             total = sum(tensors[run.own(slot).key].to(wide) for run, slot in found)
             assert isinstance(total, torch.Tensor)
             return total / divisor if divisor > 1 else total
@@ -293,7 +294,7 @@ class _Joined:
 
     def _result(
         self, found: Sequence[tuple[_GraphRun, Slot]]
-    ) -> tuple[Slot, Callable[[Tensors], torch.Tensor]]:
+    ) -> tuple[Slot, Callable[[TensorsByKey], torch.Tensor]]:
         slot = found[0][1]
         mode = OutputMode.All if slot.kind is Kind.BATCH else self._mode_of(slot)
         shapes: list[tuple[int, ...]] = []
@@ -308,7 +309,7 @@ class _Joined:
         scalar, kept = not shapes[0], self._groups(shapes, mode)
         added = mode is OutputMode.Sum
 
-        def joined(tensors: Tensors) -> torch.Tensor:
+        def joined(tensors: TensorsByKey) -> torch.Tensor:
             each: list[torch.Tensor] = []
             for run, own in found:
                 value = tensors[run.own(own).key]
@@ -353,5 +354,5 @@ def _sum(values: Sequence[torch.Tensor]) -> torch.Tensor:
     return total
 
 
-def _stack(own: Sequence[Slot]) -> Callable[[Tensors], torch.Tensor]:
+def _stack(own: Sequence[Slot]) -> Callable[[TensorsByKey], torch.Tensor]:
     return lambda tensors: torch.stack([tensors[each.key] for each in own])

@@ -17,8 +17,6 @@ from .._ir.spec import OptimSpec, Spec, Strategy
 from .._ops.written_out import written_out
 from .lower import Make, lower, lower_by_example, lower_update
 
-Graphs = Mapping[StagePass, Graph]
-
 
 @dataclass(frozen=True, eq=False)
 class OptimizerGraphs:
@@ -32,7 +30,7 @@ class OptimizerGraphs:
 class SplitStep:
     """A step that is split into stage passes. It does not depend on loop counts and locations."""
 
-    graphs: Graphs
+    graphs: Mapping[StagePass, Graph]
     homes: Mapping[str, tuple[int, ...]]  # chips that have each state tensor, by slot key
 
 
@@ -130,7 +128,7 @@ def _parts(chips: Sequence[int], processes: int) -> dict[int, int]:
     return {chip: at * processes // len(chips) for at, chip in enumerate(chips)}
 
 
-def _needs(graphs: Graphs) -> dict[StagePass, frozenset[StagePass]]:
+def _needs(graphs: Mapping[StagePass, Graph]) -> dict[StagePass, frozenset[StagePass]]:
     makers = {key: each for each, graph in graphs.items() for key in values_written(graph)}
     needs = {}
     for stage_pass, graph in graphs.items():
@@ -140,7 +138,7 @@ def _needs(graphs: Graphs) -> dict[StagePass, frozenset[StagePass]]:
     return needs
 
 
-def _transfers(graphs: Graphs, workload: Workload) -> list[Transfer]:
+def _transfers(graphs: Mapping[StagePass, Graph], workload: Workload) -> list[Transfer]:
     reads = {stage_pass: values_read(graph) for stage_pass, graph in graphs.items()}
     transfers = []
     for stage_pass, graph in graphs.items():

@@ -11,7 +11,7 @@ from .joined_weights import FlatParameters
 from .lanes import Batched
 from .stage_graphs import OptimizerGraphs, SplitStep
 
-Made = (
+PassResult = (
     _capture.Micro
     | Batched
     | Layout
@@ -24,7 +24,7 @@ Made = (
 )
 
 
-def verify_made(made: Made, verified: set[Graph]) -> list[Graph]:
+def verify_made(made: PassResult, verified: set[Graph]) -> list[Graph]:
     """Verify a value, and return its graphs that were not verified before.
 
     A graph that a pass has taken over unchanged is not verified again.
@@ -40,7 +40,7 @@ def verify_made(made: Made, verified: set[Graph]) -> list[Graph]:
     return graphs
 
 
-def graphs_in(made: Made) -> list[Graph]:
+def graphs_in(made: PassResult) -> list[Graph]:
     if made is None:
         return []
     if isinstance(made, OptimizerGraphs):

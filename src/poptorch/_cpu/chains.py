@@ -67,7 +67,7 @@ void inductor_entry_impl(AtenTensorHandle* input_handles, AtenTensorHandle* outp
 
 
 @dataclass(frozen=True)
-class Source:
+class PieceSource:
     """The C++ code that torch's compiler writes for a graph."""
 
     main: str  # the code that allocates and calls kernels
@@ -78,17 +78,17 @@ def unbuilt(handles: Any) -> Any:
     """Replace the entry of a graph that is not built separately."""
 
 
-def collecting(sources: list[Source]) -> Callable[..., Any]:
+def collecting(sources: list[PieceSource]) -> Callable[..., Any]:
     """Return a function that receives a graph's source instead of building and loading it."""
 
     def load(usual: Callable[..., Any], argtypes: Any, main_code: str, **rest: Any) -> Any:
-        sources.append(Source(main_code, rest["kernel_code"] or ""))
+        sources.append(PieceSource(main_code, rest["kernel_code"] or ""))
         return lambda: unbuilt
 
     return load
 
 
-def load(chain: PieceChain, sources: Sequence[Source]) -> Any:
+def load(chain: PieceChain, sources: Sequence[PieceSource]) -> Any:
     main, kernels = joined(chain, sources)
     return private.load_pybinding_async(
         argtypes=["std::vector<AtenTensorHandle>"],
@@ -101,7 +101,7 @@ def load(chain: PieceChain, sources: Sequence[Source]) -> Any:
     )()
 
 
-def joined(chain: PieceChain, sources: Sequence[Source]) -> tuple[str, str]:
+def joined(chain: PieceChain, sources: Sequence[PieceSource]) -> tuple[str, str]:
     """Return a source that calls kernels, and one with all kernels, without duplicates."""
     includes: dict[str, None] = {}
     mains: list[str] = []

@@ -139,7 +139,7 @@ def _compile_repeats(
     if chain is None or private.optional("load_pybinding_async") is None:
         return None
     log.engine.debug("%s", chain)
-    sources: list[chains.Source] = []
+    sources: list[chains.PieceSource] = []
     for piece in chain.pieces:
         given = [torch.empty_strided(v.shape, v.stride(), dtype=v.dtype) for v in piece.values]
         compiled = _compile(piece.module, piece.places, given, plain=False, sources=sources)
@@ -199,7 +199,7 @@ def _compile(
     places: Sequence[int],
     examples: list[torch.Tensor],
     plain: bool,
-    sources: list[chains.Source] | None = None,
+    sources: list[chains.PieceSource] | None = None,
     mode: Any = None,
 ) -> Any:
     """Compile once, or only write the C++ code for ``sources``.

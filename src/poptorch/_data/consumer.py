@@ -10,10 +10,11 @@ from typing import Any
 
 from .._base import env, log
 from .._base.errors import AssertionFailure, Error
+from .._ir.tensors import Tensors
 from ..enums import SharingStrategy
 from . import ring
 from .channel import ALL_ROWS, Message, MessageKind
-from .process import Process
+from .process import LoadingProcess
 from .worker import LoaderSettings
 
 _CHECK_SECONDS = 0.2  # interval at which a killed worker is noticed
@@ -35,10 +36,10 @@ class Consumer:
         self._last: Message | None = None  # the last message that was read in this iteration
         self._workers_iteration = 0  # the worker's number of the iteration that is read
         self._is_started = settings.preload
-        self._current: ring.Tensors = []
+        self._current: Tensors = []
         self._poisons = env.get("POPTORCH_POISON_BUFFERS")
         try:
-            self._process = Process(source, strategy, settings)
+            self._process = LoadingProcess(source, strategy, settings)
         except Exception as error:
             raise _not_started(f"{type(error).__name__}: {error}", _TRAVEL, _FORK) from error
         # Runs once: when called, when this object is deleted, or when this process exits, before
@@ -159,7 +160,7 @@ class Consumer:
             ),
         )
 
-    def _announcement(self) -> tuple[ring.Form, list[ring.Tensors]]:
+    def _announcement(self) -> tuple[ring.Form, list[Tensors]]:
         message = self._message()
         if message.kind is MessageKind.FAILED:
             log.python.error("The loading process could not start:\n%s", message.text)

@@ -42,7 +42,7 @@ _METHODS = {
 }
 
 
-class Process:
+class LoadingProcess:
     """A running worker and the channel to it. ``stop`` ends it completely."""
 
     def __init__(
@@ -183,7 +183,7 @@ class Pickled:
     def __reduce__(self) -> Any:
         buffers: list[pickle.PickleBuffer] = []
         stream = io.BytesIO()
-        _Pickler(stream, buffers).dump(self._value)
+        _TensorPickler(stream, buffers).dump(self._value)
         content = [*(buffer.raw() for buffer in buffers), stream.getbuffer()]
         places, end = [], 0
         for part in content:
@@ -218,7 +218,7 @@ def _received(file: Any, places: Sequence[slice]) -> Any:
     return pickle.loads(content, buffers=buffers)
 
 
-class _Pickler(ForkingPickler):
+class _TensorPickler(ForkingPickler):
     def __init__(self, stream: io.BytesIO, buffers: list[pickle.PickleBuffer]) -> None:
         # Positional arguments: protocol, fix_imports, and what receives the out-of-band buffers.
         super().__init__(stream, 5, True, buffers.append)

@@ -18,10 +18,10 @@ import torch
 
 from .._base import trees
 from .._base.errors import AssertionFailure
+from .._ir.tensors import Tensors
 from .channel import ALL_ROWS
 
 ALIGNMENT = 64  # a cache line, and the widest vector load
-Tensors = Sequence[torch.Tensor]
 TensorForm = tuple[tuple[int, ...], torch.dtype]  # of one tensor of the elements
 
 

@@ -24,6 +24,7 @@ import torch
 from .._base import trees
 from .._base.errors import Error
 from .._base.processes import is_running
+from .._ir.tensors import Tensors
 from . import ring
 from .channel import Connection, MessageKind
 
@@ -132,7 +133,7 @@ class _Worker:
         self._iterations = 0  # number of iterations that were started
         self._first_order: int | None = None  # of a loader that shuffles for several processes
         self._form: ring.Form
-        self._slots: list[ring.Tensors]
+        self._slots: list[Tensors]
 
     def run(self, load: Callable[[], Contents]) -> None:
         has_arrived = False
@@ -222,7 +223,7 @@ class _Worker:
         while not goes_on:
             self._obey(waits=True)
 
-    def _claim(self) -> ring.Tensors:
+    def _claim(self) -> Tensors:
         self._obey()
         pause, slots = self._settings.pause, self._settings.slots
         while self._published - self._freed == slots:

@@ -146,7 +146,7 @@ class Check:
         outputs = (slot.index for slot in self.micro.graph.outputs if slot.kind is Kind.LOSS)
         return plain.Loss(next(outputs, None), self.micro.marked, seed)
 
-    def run_in_default_modes(self, listener: plain.Listener | None = None) -> plain.Results:
+    def run_in_default_modes(self, listener: plain.Listener | None = None) -> plain.EagerResults:
         wide = any(tied.tensor.dtype == torch.float64 for tied in self.request.tensors.values())
         batch = [tensor.clone() for tensor in self.first_batch(narrow=not wide)]
         try:
@@ -192,7 +192,7 @@ class Check:
 
     def _compared(
         self,
-        eager: plain.Results,
+        eager: plain.EagerResults,
         found: Mapping[str, torch.Tensor],
         values: Mapping[str, torch.Tensor],
         near: Mapping[str, torch.Tensor] | None,
@@ -207,7 +207,7 @@ class Check:
         return [each for each in differences if each is not None]
 
     def _pairs(
-        self, eager: plain.Results, found: Mapping[str, torch.Tensor]
+        self, eager: plain.EagerResults, found: Mapping[str, torch.Tensor]
     ) -> Iterator[tuple[str, str, torch.Tensor]]:
         """Yield a name, the key of a slot, and the value of eager PyTorch for it."""
         given = {slot.path: slot for slot in self.request.state}

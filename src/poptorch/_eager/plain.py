@@ -29,11 +29,11 @@ from .._ops.context import EagerRun, running_eagerly
 from .draws import EagerDraws
 from .undoing import NoticedWrites, arguments_written, gradients_of, random_states
 
-Heard = Callable[[str, torch.Tensor], None]  # called with a path and a value
+ValueListener = Callable[[str, torch.Tensor], None]  # called with a path and a value
 
 
 @dataclass(frozen=True, eq=False)
-class Results:
+class EagerResults:
     """The results of one micro-batch in eager PyTorch."""
 
     outputs: list[torch.Tensor]
@@ -47,8 +47,8 @@ class Results:
 class Listener:
     """Receives what each layer returns, and its gradient."""
 
-    output: Heard
-    gradient: Heard
+    output: ValueListener
+    gradient: ValueListener
 
 
 @dataclass(eq=False)
@@ -66,7 +66,7 @@ def run(
     batch: Sequence[torch.Tensor],
     loss: Loss | None,
     listener: Listener | None = None,
-) -> Results:
+) -> EagerResults:
     """Run the user's module on one micro-batch; ``loss`` is None in inference."""
     tensors = {path: tied.tensor for path, tied in request.tensors.items()}
     everything = {id(each): each for each in (*tensors.values(), *before.tensors.values())}
@@ -99,7 +99,7 @@ def run(
             state |= _replaced(request, tensors)
             outputs = [each.detach().clone() for each in outputs]
             attributes = before.now()
-    return Results(outputs, gradients, state, drawn, attributes)
+    return EagerResults(outputs, gradients, state, drawn, attributes)
 
 
 def _backward(outputs: Sequence[torch.Tensor], loss: Loss, marked: EagerRun) -> None:

@@ -16,7 +16,7 @@ from ..backends.prepare import accept_strides
 from ..backends.stopwatch import OneByOne
 from .draws import EagerDraw, handed_over
 
-Seen = Callable[[fx.Node, Any], object]
+NodeObserver = Callable[[fx.Node, Any], object]
 
 
 def replay(
@@ -24,7 +24,7 @@ def replay(
     values: Mapping[str, torch.Tensor],
     drawn: Sequence[EagerDraw],
     nudge: bool = False,
-    seen: Seen = lambda node, result: None,
+    seen: NodeObserver = lambda node, result: None,
 ) -> dict[str, torch.Tensor]:
     """Return a graph's results by slot key.
 

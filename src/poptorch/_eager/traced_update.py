@@ -27,6 +27,7 @@ from .._ir.own_step import OwnStep, flat, of_group, of_optimizer, substituted
 from .._ir.slots import Kind, Slot
 from .._ir.spec import OptimSpec
 from .._ir.state_views import WEIGHT, Views
+from .._ir.tensors import TensorsByKey
 
 _UPDATES = 3
 _ROUNDINGS = 64
@@ -34,8 +35,6 @@ _SEEDS = (0, 1)
 _FEW = 16  # up to this number of weights, all are compared
 _MOST = 1 << 18  # elements of all weights, if all are compared
 _LARGEST = 1 << 16  # elements of a weight that represents others, if it is not the smallest one
-
-Tensors = Mapping[str, torch.Tensor]
 
 
 class NotCompared(Exception):  # noqa: N818 (nothing went wrong)
@@ -46,8 +45,8 @@ class NotCompared(Exception):  # noqa: N818 (nothing went wrong)
 class _Draw:
     """Weights and gradients of one comparison, by path."""
 
-    weights: Tensors
-    gradients: Sequence[Tensors]  # of each update
+    weights: TensorsByKey
+    gradients: Sequence[TensorsByKey]  # of each update
 
     def nudged(self) -> _Draw:
         generator = torch.Generator().manual_seed(2)
@@ -146,7 +145,9 @@ class _Comparison:
         gradients = [{slot.path: drawn(slot) for slot in self.slots} for _ in range(_UPDATES)]
         return _Draw(weights, gradients)
 
-    def _compared(self, own: Tensors, expected: _EagerCopy, near: Tensors) -> list[Difference]:
+    def _compared(
+        self, own: TensorsByKey, expected: _EagerCopy, near: TensorsByKey
+    ) -> list[Difference]:
         found = []
         for name, key, theirs in self._pairs(expected):
             mine = own[key]
@@ -182,7 +183,7 @@ class _Comparison:
             raise NotCompared(f"eager PyTorch raises {described(error)}") from error
         return eager_copy
 
-    def _by_program(self, drawn: _Draw) -> Tensors:
+    def _by_program(self, drawn: _Draw) -> TensorsByKey:
         lowered = _update.lower(self.spec, self.slots)
         tensors = {
             each.key: torch.full(each.shape, lowered.initial.get(each.key, 0.0), dtype=each.dtype)
@@ -263,7 +264,7 @@ class _EagerCopy:
                 self._optimizer.state[hosts[path]] = _copied(dict(entry))
         self.weights: dict[str, torch.Tensor] = {}
 
-    def run(self, weights: Tensors, gradients: Sequence[Tensors], views: Views) -> None:
+    def run(self, weights: TensorsByKey, gradients: Sequence[TensorsByKey], views: Views) -> None:
         """Make an update for each set of gradients, and restore the user's parameters
         afterwards. ``views`` says which tensors of the user's state share memory.
         """
@@ -291,7 +292,7 @@ class _EagerCopy:
             if host in self._optimizer.state:
                 self._optimizer.state[host] = substituted(self._optimizer.state[host], "", shared)
 
-    def _step(self, gradients: Tensors) -> None:
+    def _step(self, gradients: TensorsByKey) -> None:
         for path, host in self._hosts.items():
             host.grad = gradients[path].to(host.dtype, copy=True)
         with torch.enable_grad(), warnings.catch_warnings():

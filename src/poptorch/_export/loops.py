@@ -18,7 +18,7 @@ IN_STEP = ("random", "keys", "k", "v", "int", "float", "range", "seed", "sums", 
 
 
 @dataclass(frozen=True)
-class Made:
+class ExportedFunction:
     """A function of the exported file: its parameters and return values, in order."""
 
     name: str
@@ -39,7 +39,7 @@ class StepWriter:
     def __init__(
         self,
         program: Program,
-        made: Mapping[str, Sequence[Made]],
+        made: Mapping[str, Sequence[ExportedFunction]],
         names: Mapping[str, str],
         inputs: Sequence[str],
     ) -> None:

@@ -23,9 +23,9 @@ from ..backends.fused_steps import STEPS
 from ..backends.prepare import returned
 from . import helpers, quoting
 from .layout import laid_out
-from .loops import IN_STEP, VARIABLES, Made, StepWriter
+from .loops import IN_STEP, VARIABLES, ExportedFunction, StepWriter
 from .operators import HELPERS
-from .repeats import Body, folded, words
+from .repeats import BodyWriter, folded, words
 from .simplify import LETTERS, MARK, entry, key_of, of_update, ordered, simplified, weight_key
 from .statements import DICTS, ListNames, Printer, Statement, ValueNames
 
@@ -81,10 +81,10 @@ def _has_one_group(program: Program) -> bool:
 
 
 def text_of(plan: Plan, title: str, inputs: Sequence[str]) -> str:
-    return _File(plan.program, title, inputs).text()
+    return _ExportedFile(plan.program, title, inputs).text()
 
 
-class _File:
+class _ExportedFile:
     def __init__(self, program: Program, title: str, inputs: Sequence[str]) -> None:
         odd = [n for n in program.walk() if not isinstance(n, Run | Repeat | Emit)]
         if odd or program.loops.processes > 1:
@@ -117,7 +117,7 @@ class _File:
 
     # The functions of a graph.
 
-    def _functions(self, graph: Graph) -> list[Made]:
+    def _functions(self, graph: Graph) -> list[ExportedFunction]:
         module = simplified(graph, self._program.bundles, _has_one_group(self._program))
         nodes = ordered(module)
         placeholders = zip(module.graph.find_nodes(op="placeholder"), graph.inputs, strict=True)
@@ -158,9 +158,11 @@ class _File:
         known: Sequence[str],
         gives: Mapping[str, str],
         draws: bool = False,
-    ) -> Made:
+    ) -> ExportedFunction:
         given = [*known, *gives.values()]
-        body = Body(folded(statements, given), given, self._constants, self._inner, self._named)
+        body = BodyWriter(
+            folded(statements, given), given, self._constants, self._inner, self._named
+        )
         lines = [*body.lines]
         if gives:
             lines.append(f"    return {', '.join(map(body.now, gives.values()))}")
@@ -172,7 +174,7 @@ class _File:
         adds = "; accumulate its gradients" if "acc" in takes and name != "update" else ""
         does = f"{_DOES[name]}{', and its gradients' if 'g' in gives else adds}."
         heading = [*laid_out(f"def {name}({', '.join(takes)}):", 0), f'    """{does}"""']
-        return Made(name, tuple(takes), tuple(gives), (*heading, *lines), draws)
+        return ExportedFunction(name, tuple(takes), tuple(gives), (*heading, *lines), draws)
 
     def _argument(self, slot: Slot) -> str | None:
         if slot.kind is Kind.BATCH:

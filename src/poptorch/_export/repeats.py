@@ -185,7 +185,7 @@ def _cost(fold: Fold) -> tuple[bool, int, int]:
     return not fold.paths[0], -len(fold.runs), len(fold.taken) + len(fold.given)
 
 
-class Body:
+class BodyWriter:
     """The lines of a function. Functions that it calls are appended to ``functions``."""
 
     def __init__(

@@ -21,13 +21,13 @@ _SETTINGS = "poptorch.TensorLocationSettings()"
 _OFF, _SHARDED = ".useOnChipStorage(False)", ".useReplicatedTensorSharding(True)"
 
 
-class Change(NamedTuple):
+class SettingChange(NamedTuple):
     text: str
     settings: Mapping[str, Any]
 
 
 class Tried(NamedTuple):
-    change: Change
+    change: SettingChange
     priced: Estimate
     group: int  # suggestions of an earlier group come first
 
@@ -73,7 +73,7 @@ class Adviser(NamedTuple):
             for one in best[:MOST]
         )  # fmt: skip
 
-    def _priced(self, *groups: Iterable[Change]) -> Iterator[Tried]:
+    def _priced(self, *groups: Iterable[SettingChange]) -> Iterator[Tried]:
         for at, change in ((at, change) for at, group in enumerate(groups) for change in group):
             try:
                 yield Tried(change, self.price(change.settings), at)
@@ -93,7 +93,7 @@ class Adviser(NamedTuple):
         name = "Training.gradientAccumulation" if self.spec.training else "deviceIterations"
         return f"options.{name}({count})"
 
-    def _faster(self, before: Estimate) -> tuple[list[Change], ...]:
+    def _faster(self, before: Estimate) -> tuple[list[SettingChange], ...]:
         spec, where, share = self.spec, self.spec.locations, _share(self.spec)
         made = _partials(spec)
         larger = min(_MOST_SHARE, 2 * share)
@@ -109,17 +109,17 @@ class Adviser(NamedTuple):
         steps, micro = self._steps()
         if steps % 2 == 0:
             text = f"{self._stepping(steps // 2)}  # {2 * micro} samples per micro-batch"
-            made.append(Change(text, {"micro_batch": 2 * micro}))
+            made.append(SettingChange(text, {"micro_batch": 2 * micro}))
         more = parse(before.system).chips // (len(before.chips) * before.replicas)
         more = math.gcd(1 << more.bit_length() - 1, steps)
         if more > 1 and spec.loops.processes == 1:
             count = more * spec.loops.replicas
             text = f"options.replicationFactor({count}); {self._stepping(steps // more)}"
-            made.append(Change(text, {"replicas": count}))
+            made.append(SettingChange(text, {"replicas": count}))
         pipeline = [*self._fewer_bubbles(before), *self._balanced(before)]
         return self._fewer_calls(before), pipeline, made
 
-    def _fewer_calls(self, before: Estimate) -> list[Change]:
+    def _fewer_calls(self, before: Estimate) -> list[SettingChange]:
         """If the host's calls take more than a third of the time, suggest so few that they take a
         tenth.
         """
@@ -129,9 +129,9 @@ class Adviser(NamedTuple):
         factor = 1 << math.ceil(math.log2(9 * share / (1 - share)))
         count, samples = factor * loops.iterations, factor * self.rows * loops.processes
         text = f"options.deviceIterations({count})  # {samples:,} samples per call"
-        return [Change(text, {"device_iterations": count})]
+        return [SettingChange(text, {"device_iterations": count})]
 
-    def _fewer_bubbles(self, before: Estimate) -> list[Change]:
+    def _fewer_bubbles(self, before: Estimate) -> list[SettingChange]:
         """If chips wait for one another, suggest more micro-batches between two times that a
         pipeline fills.
         """
@@ -144,11 +144,11 @@ class Adviser(NamedTuple):
             samples = count * micro * self.spec.loops.input_groups * self.spec.loops.processes
             per = "update" if self.spec.training else "call"
             made.append(
-                Change(f"{self._stepping(count)}  # {samples:,} samples per {per}", settings)
+                SettingChange(f"{self._stepping(count)}  # {samples:,} samples per {per}", settings)
             )
         return made
 
-    def _balanced(self, before: Estimate) -> list[Change]:
+    def _balanced(self, before: Estimate) -> list[SettingChange]:
         """Let the chips have equal shares of the work, where a model has several."""
         chips = len(before.chips)
         if chips == 1:
@@ -156,7 +156,7 @@ class Adviser(NamedTuple):
         change = _placed(chips)
         return [change._replace(text=f"{change.text}  # in place of your own blocks")]
 
-    def _smaller(self, before: Estimate) -> tuple[list[Change], ...]:
+    def _smaller(self, before: Estimate) -> tuple[list[SettingChange], ...]:
         """Suggest recomputation, storage in streaming memory, and other ways to save memory."""
         spec, where = self.spec, self.spec.locations
         other = _partials(spec)
@@ -169,7 +169,7 @@ class Adviser(NamedTuple):
         if does and self.checkpoints() > 1:
             text = "# poptorch.recomputationCheckpoint at every {}. place only, in the model"
             recomputation += [
-                Change(text.format(every), {"checkpoints": every}) for every in (2, 4)
+                SettingChange(text.format(every), {"checkpoints": every}) for every in (2, 4)
             ]
         shared = spec.loops.all_replicas > 1 and not where.optimizer.sharded
         made = _moved("optimizer", where.optimizer.on_chip, shared)
@@ -185,21 +185,21 @@ class Adviser(NamedTuple):
             if single.change.settings.keys() & joined.settings.keys():
                 continue
             text = f"{joined.text}; {single.change.text}"
-            joined = Change(text, {**joined.settings, **single.change.settings})
+            joined = SettingChange(text, {**joined.settings, **single.change.settings})
             made.append(Tried(joined, self.price(joined.settings), MOST))
             if made[-1].priced.fits or len(made) + 1 == MOST_JOINED:
                 break
         return made
 
-    def _over_more_chips(self, before: Estimate) -> list[Change]:
+    def _over_more_chips(self, before: Estimate) -> list[SettingChange]:
         chips, all_chips = len(before.chips), parse(before.system).chips // before.replicas
         counts = (chips << doublings for doublings in range(1, all_chips.bit_length()))
         return [_placed(count) for count in counts if count <= all_chips]
 
-    def _divided(self) -> list[Change]:
+    def _divided(self) -> list[SettingChange]:
         steps, micro = self._steps()
         return [
-            Change(
+            SettingChange(
                 f"{self._stepping(steps * parts)}  # {micro // parts} samples per micro-batch",
                 {"micro_batch": micro // parts},
             )
@@ -207,7 +207,7 @@ class Adviser(NamedTuple):
             if micro % parts == 0
         ]
 
-    def _until_one_fits(self, before: Estimate, changes: Iterable[Change]) -> list[Tried]:
+    def _until_one_fits(self, before: Estimate, changes: Iterable[SettingChange]) -> list[Tried]:
         """Price changes until one makes the model fit; they come after those that keep its form."""
         made: list[Tried] = []
         for tried in self._priced(changes):
@@ -217,43 +217,43 @@ class Adviser(NamedTuple):
         return [each for each in made if each.bytes < before.fullest_bytes]
 
 
-def _placed(chips: int) -> Change:
+def _placed(chips: int) -> SettingChange:
     text = f"poptorch.autoplace(model, example, options, num_ipus={chips})"
-    return Change(text, {"ipus_per_replica": chips})
+    return SettingChange(text, {"ipus_per_replica": chips})
 
 
-def _partials(spec: Spec) -> list[Change]:
+def _partials(spec: Spec) -> list[SettingChange]:
     if all(spec.runtime.half_partials):
         return []
-    return [Change("options.Precision.setPartialsType(torch.half)", {"half_partials": True})]
+    return [SettingChange("options.Precision.setPartialsType(torch.half)", {"half_partials": True})]
 
 
 def _share(spec: Spec) -> float:
     return min((share for _, share in spec.runtime.memory_proportions), default=_USUAL)
 
 
-def _proportion(share: float, chips: int) -> Change:
+def _proportion(share: float, chips: int) -> SettingChange:
     own = ", ".join(f'"IPU{chip}": {share:g}' for chip in range(chips))
     if chips > 4:
         own = f'f"IPU{{chip}}": {share:g} for chip in range({chips})'
     text = f"options.setAvailableMemoryProportion({{{own}}})"
-    return Change(text, {"memory_proportion": share})
+    return SettingChange(text, {"memory_proportion": share})
 
 
-def _recomputation(recompute: bool) -> Change:
+def _recomputation(recompute: bool) -> SettingChange:
     text = f'options._Popart.set("autoRecomputation", {recompute:d})'
-    return Change(text, {"recomputation": recompute})
+    return SettingChange(text, {"recomputation": recompute})
 
 
-def _moved(kind: str, on_chip: bool, shared: bool) -> list[Change]:
+def _moved(kind: str, on_chip: bool, shared: bool) -> list[SettingChange]:
     made = [_resting(kind, False, False)] if on_chip else []
     if shared:
         made += [_resting(kind, place, True) for place in ((True, False) if on_chip else (False,))]
     return made
 
 
-def _resting(kind: str, on_chip: bool, sharded: bool) -> Change:
+def _resting(kind: str, on_chip: bool, sharded: bool) -> SettingChange:
     calls = ("" if on_chip else _OFF) + (_SHARDED if sharded else "")
     place = ("on chip" if on_chip else "off chip") + (", sharded" if sharded else "")
     setter = f"options.TensorLocations.set{kind.capitalize()}Location"
-    return Change(f"{setter}({_SETTINGS}{calls})", {f"{kind}_location": place})
+    return SettingChange(f"{setter}({_SETTINGS}{calls})", {f"{kind}_location": place})

@@ -21,7 +21,7 @@ import torch
 
 from .._base import VERSION, archive
 from .._base.errors import Error
-from .._base.tables import Part, size_text, table, time_text
+from .._base.tables import TextPart, size_text, table, time_text
 from .._systems import ChipKind
 from . import scaling
 from .parts import VERDICTS, Advice, Culprit
@@ -189,7 +189,7 @@ def of_modules(row: Folded) -> str:
     return row.module if row.modules == 1 else f"{row.module}, {row.modules} times"
 
 
-def shown(profile: Profile) -> Iterator[Part]:
+def shown(profile: Profile) -> Iterator[TextPart]:
     """Yield the lines and tables to show, starting with what was measured."""
     if profile["measured"]:
         yield from _measured(profile)
@@ -230,7 +230,7 @@ def settled(measured: Mapping[str, Any]) -> float:
     return float(statistics.median(calls[TIMED:] or calls))
 
 
-def _measured(profile: Profile) -> Iterator[Part]:
+def _measured(profile: Profile) -> Iterator[TextPart]:
     measured = profile["measured"]
     each = f", {time_text(settled(measured))} each (median)" if measured.get("first") else ""
     yield f"{profile['name']}, measured here: {measured['calls']} calls{each}, {measured['tier']}"
@@ -259,7 +259,7 @@ def _chip(chip: Mapping[str, Any]) -> list[str]:
 BUDGETS = ("memory", "cycles")
 
 
-class Change(NamedTuple):
+class ProfileChange(NamedTuple):
     """One figure before and after. Less is better, except for items per second."""
 
     name: str
@@ -273,9 +273,9 @@ class Change(NamedTuple):
         return self.after / self.before - 1 if self.before else float("inf")
 
 
-def compare(before: Profile, after: Profile) -> list[Change]:
+def compare(before: Profile, after: Profile) -> list[ProfileChange]:
     old, new = _figures(before), _figures(after)
-    return [Change(name, old.get(name, 0.0), new.get(name, 0.0)) for name in {**old, **new}]
+    return [ProfileChange(name, old.get(name, 0.0), new.get(name, 0.0)) for name in {**old, **new}]
 
 
 def _figures(profile: Profile) -> dict[str, float]:
@@ -303,7 +303,7 @@ def parse_budget(text: str) -> dict[str, float]:
     return allowed
 
 
-def changes_text(changes: list[Change]) -> str:
+def changes_text(changes: list[ProfileChange]) -> str:
     head = ["figure", "before", "now", "change"]
     rows = [[c.name, f"{c.before:,.0f}", f"{c.after:,.0f}", f"{c.change:+.1%}"] for c in changes]
     return "\n".join(table([head, *rows]))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from .._base.errors import InvalidValue
-from .._base.tables import Part, size_text, time_text
+from .._base.tables import TextPart, size_text, time_text
 from .._cost.links import Collective, Exchanged, Link, ring
 
 
@@ -173,7 +173,7 @@ def counts_of(given: object) -> tuple[int, ...]:
     return tuple(sorted(set(counts)))
 
 
-def shown(curve: Mapping[str, Any]) -> Iterator[Part]:
+def shown(curve: Mapping[str, Any]) -> Iterator[TextPart]:
     """Yield the lines and tables to show."""
     yield (
         "Estimate for more processes, each with a batch of this size and its own machine: "

@@ -31,7 +31,7 @@ class Visit:
 
 
 @dataclass(frozen=True)
-class Stage:
+class PlacedStage:
     chip: int  # index among the model's own devices
     blocks: tuple[str, ...] = ()  # in the order of their first visits; empty before the first block
     phase: int | None = None  # the forward phase; None in strategies without phases

@@ -33,7 +33,7 @@ class Bundle:
 
 
 @dataclass(frozen=True)
-class View:
+class BundleView:
     slot: Slot
     flat: str  # the key of the tensor that contains it
     offset: int  # index of its first element in that tensor

@@ -15,8 +15,8 @@ from torch import fx, nn
 from .._base import private
 from .operators import draws
 from .slots import Kind, Slot
+from .tensors import TensorsByKey
 
-Tensors = Mapping[str, torch.Tensor]
 _set = object.__setattr__
 
 # keys in a node's meta: the part that it belongs to, and the weight whose gradient it is
@@ -26,7 +26,7 @@ PART, GRADIENT = "part", "gradient"
 @dataclass(frozen=True)
 class SlotFunction:
     name: str
-    function: Callable[[Tensors], Tensors]  # maps tensors by slot key to tensors by slot key
+    function: Callable[[TensorsByKey], TensorsByKey]  # by slot key
     inputs: tuple[Slot, ...]
     outputs: tuple[Slot, ...]  # one that is also an input is an update of state
     # of new state, by key; 0 if missing
@@ -99,7 +99,7 @@ class Graph:
         """Return example inputs without meaningful values, which use no memory."""
         return [torch.empty(slot.shape, dtype=slot.dtype) for slot in self.inputs]
 
-    def __call__(self, values: Tensors) -> dict[str, torch.Tensor]:
+    def __call__(self, values: TensorsByKey) -> dict[str, torch.Tensor]:
         results = self.module(*(values[slot.key] for slot in self.inputs))
         return {slot.key: value for slot, value in zip(self.outputs, results, strict=True)}
 

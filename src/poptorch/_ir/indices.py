@@ -113,7 +113,7 @@ _INDEX_READERS = {"host_call", "custom_op", "custom_op_backward", "ctc_losses", 
 
 
 @dataclass(frozen=True)
-class Range:
+class IndexRange:
     slot: Slot  # a batch, a buffer or a constant
     least: int
     most: int
@@ -151,9 +151,9 @@ class _Use:
     whole: bool = True  # whether the operator reads all of its values, and no others
 
 
-def ranges(graphs: Sequence[Graph]) -> tuple[Range, ...]:
+def ranges(graphs: Sequence[Graph]) -> tuple[IndexRange, ...]:
     """Return the ranges of graphs' inputs that can be checked; of several equal ones, the first."""
-    result: dict[Any, Range] = {}
+    result: dict[Any, IndexRange] = {}
     for graph in graphs:
         slots = graph.arguments
         for node in graph.module.graph.nodes:
@@ -167,7 +167,7 @@ def ranges(graphs: Sequence[Graph]) -> tuple[Range, ...]:
 
 def preconditions(
     graphs: Mapping[str, Graph], checked: bool
-) -> dict[str, tuple[Range, ...] | None]:
+) -> dict[str, tuple[IndexRange, ...] | None]:
     """Return for each graph the ranges of whole inputs that are needed so that no value makes it
     fail.
 
@@ -180,10 +180,10 @@ def preconditions(
 
 def _preconditions(
     graph: Graph, checked: bool, written: Collection[str]
-) -> tuple[Range, ...] | None:
+) -> tuple[IndexRange, ...] | None:
     slots = graph.arguments
     fixed: set[fx.Node] = set()
-    needed: dict[Range, None] = {}
+    needed: dict[IndexRange, None] = {}
     for node in graph.module.graph.nodes:
         if _is_fixed(node, slots, fixed):
             fixed.add(node)
@@ -209,9 +209,9 @@ def _preconditions(
     return None if has_parts else tuple(needed)
 
 
-def _range(slot: Slot, use: _Use, node: fx.Node) -> Range:
+def _range(slot: Slot, use: _Use, node: fx.Node) -> IndexRange:
     name = node.target.overloadpacket.__name__  # type: ignore[union-attr]
-    return Range(slot, use.least, use.most, use.ignored, name, line_of(node))
+    return IndexRange(slot, use.least, use.most, use.ignored, name, line_of(node))
 
 
 def _is_fixed(node: fx.Node, slots: dict[fx.Node, Slot], fixed: set[fx.Node]) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from .slots import Slot
-from .state_views import Place, Views
+from .state_views import StatePlace, Views
 
 Give = Callable[[str, Any], Any]
 
@@ -40,7 +40,7 @@ class Kept:
     made: bool  # it is created by the first step
 
     @property
-    def place(self) -> Place:
+    def place(self) -> StatePlace:
         return self.owner, self.leaf.name
 
 
@@ -86,10 +86,12 @@ class OwnStep:
 
     optimizers: tuple[OwnOptimizer, ...]
     groups: tuple[OwnGroup, ...]
-    numbers: Mapping[Place, float]  # present values of numbers, and of tensors with one element
+    numbers: Mapping[
+        StatePlace, float
+    ]  # present values of numbers, and of tensors with one element
     layouts: Mapping[str, Any] = field(default_factory=dict)  # structure of the state, by weight
     kept: tuple[Kept, ...] | None = None  # None until it was found out
-    shared: Mapping[Place, Place] = field(default_factory=dict)
+    shared: Mapping[StatePlace, StatePlace] = field(default_factory=dict)
     """For each place of a tensor that is in several places, another one of these."""
     first_views: Views = field(default_factory=dict)  # of the state before the first step
     views: Views = field(default_factory=dict)  # of the state after each step
@@ -110,7 +112,7 @@ class OwnStep:
         )
         return replace(self, groups=groups)
 
-    def constant(self, place: Place, value: Any) -> bool | int | float | str | None:
+    def constant(self, place: StatePlace, value: Any) -> bool | int | float | str | None:
         """Return a value of the user's object as a setting."""
         if isinstance(value, Leaf):
             return self.numbers.get(place, repr(value))

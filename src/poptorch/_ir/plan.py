@@ -11,7 +11,7 @@ from .._base.errors import one_line
 from .._base.tables import html_text, size_text, table, time_text
 from .blocks import (
     Direction,
-    Stage,
+    PlacedStage,
     StagePass,
     pass_of,
     product_settings,
@@ -34,7 +34,7 @@ _WIDEST = 24
 class Layout:
     """A placed micro graph. The label of a node contains its pass."""
 
-    stages: tuple[Stage, ...]  # in forward order; never empty
+    stages: tuple[PlacedStage, ...]  # in forward order; never empty
     depth: int  # number of forward pipeline stages for the strategy's rules: device switches + 1
     chips: int  # devices for one replica: highest index + 1
     reserved: int  # devices for all replicas of this process, rounded if that was allowed

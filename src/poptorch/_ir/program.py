@@ -11,7 +11,7 @@ import torch
 
 from .._base import resources
 from ..enums import OutputMode
-from .bundle import Bundle, Member, View
+from .bundle import Bundle, BundleView, Member
 from .graph import Graph, slots_of
 from .loops import Lanes, Loops
 from .slots import STATE_KINDS, Kind, Slot
@@ -185,7 +185,7 @@ class Program:
         pairs = [(shard.whole.slot, shard.part) for shard in self.shards]
         return [*pairs, *(pair for scatter in self.nodes(Scatter) for pair in scatter.pairs)]
 
-    def views(self) -> list[View]:
+    def views(self) -> list[BundleView]:
         return self._views({bundle.slot.weight: bundle.members for bundle in self.bundles})
 
     def visible_slots(self) -> dict[str, Slot]:
@@ -196,16 +196,16 @@ class Program:
         spread = (view.slot for view in (*views, *self.spread()))
         return {**slots, **{slot.key: slot for slot in spread}}
 
-    def spread(self) -> list[View]:
+    def spread(self) -> list[BundleView]:
         """State of the optimizer that is divided over all processes: its position in all parts."""
         members = {shard.part.weight: shard.whole.members for shard in self.shards}
         return self._views(members, (Kind.OPTSTATE,))
 
     def _views(
         self, members: Mapping[str, Sequence[Member]], kinds: Collection[Kind] = STATE_KINDS
-    ) -> list[View]:
+    ) -> list[BundleView]:
         return [
-            View(slot.of(member.slot), slot.key, member.offset)
+            BundleView(slot.of(member.slot), slot.key, member.offset)
             for slot in self.state_slots().values()
             if slot.kind in kinds
             for member in members.get(slot.weight, ())

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from xml.sax.saxutils import escape
 
-from .blocks import Direction, Stage, StagePass, stage_passes
+from .blocks import Direction, PlacedStage, StagePass, stage_passes
 
 _CELL = 44, 26
 _MARGIN = 64, 8
@@ -148,20 +148,20 @@ def padded(rows: Mapping[int, Sequence[Action | None]]) -> dict[int, Row]:
     return {chip: (*row, *[None] * (columns - len(row))) for chip, row in rows.items()}
 
 
-Keys = Mapping[StagePass, tuple[str, ...]]
+KeysByPass = Mapping[StagePass, tuple[str, ...]]
 
 
 @dataclass(frozen=True)
 class Streaming:
-    loads: Keys = field(default_factory=dict)  # loaded to the chip before a pass
-    stores: Keys = field(default_factory=dict)  # stored from the chip after a pass
+    loads: KeysByPass = field(default_factory=dict)  # loaded to the chip before a pass
+    stores: KeysByPass = field(default_factory=dict)  # stored from the chip after a pass
     # freed after a pass, because streaming memory has them
-    drops: Keys = field(default_factory=dict)
+    drops: KeysByPass = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Workload:
-    stages: tuple[Stage, ...]  # in forward order
+    stages: tuple[PlacedStage, ...]  # in forward order
     micro_batches: int
     training: bool
     # Passes whose results a pass reads, for the same micro-batch.

@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-Place = tuple[str, str]  # owner and name
+StatePlace = tuple[str, str]  # owner and name
 WEIGHT = ""  # as a name: the owner itself, which is a weight
 
 
-class Part(NamedTuple):
+class RootPart(NamedTuple):
     """Elements of a root that follow each other in memory, and how they are arranged."""
 
     first: int
@@ -24,11 +24,11 @@ class Part(NamedTuple):
     order: tuple[int, ...]  # its dimensions, from the largest stride on
 
 
-class View(NamedTuple):
+class StateView(NamedTuple):
     """A tensor that is another one, the root, or a part of it."""
 
-    root: Place
-    part: Part | None = None  # None if it is the root
+    root: StatePlace
+    part: RootPart | None = None  # None if it is the root
     is_scattered: bool = False  # its elements do not follow each other, so it cannot be made
 
     def of(self, root: Tensor) -> Tensor:
@@ -40,17 +40,17 @@ class View(NamedTuple):
         return flat.view([shape[at] for at in order]).permute(places)
 
 
-Views = Mapping[Place, View]
+Views = Mapping[StatePlace, StateView]
 
 
-def views_among(tensors: Mapping[Place, Tensor]) -> dict[Place, View]:
+def views_among(tensors: Mapping[StatePlace, Tensor]) -> dict[StatePlace, StateView]:
     """Return the tensors that overlap with others. Of equal ones, the first is the root."""
-    by_memory: dict[int, list[Place]] = {}
+    by_memory: dict[int, list[StatePlace]] = {}
     for place, tensor in tensors.items():
         by_memory.setdefault(tensor.untyped_storage()._cdata, []).append(place)
-    found: dict[Place, View] = {}
+    found: dict[StatePlace, StateView] = {}
     for places in by_memory.values():
-        roots: list[Place] = []
+        roots: list[StatePlace] = []
         for place in sorted(places, key=lambda place: -tensors[place].numel()):
             views = (_view(root, tensors[root], tensors[place]) for root in roots)
             view = next((each for each in views if each is not None), None)
@@ -61,21 +61,21 @@ def views_among(tensors: Mapping[Place, Tensor]) -> dict[Place, View]:
     return found
 
 
-def _view(place: Place, root: Tensor, part: Tensor) -> View | None:
+def _view(place: StatePlace, root: Tensor, part: Tensor) -> StateView | None:
     first = int(part.storage_offset() - root.storage_offset())
     if first + _reach(part) <= 0 or first >= _reach(root) or not part.numel():
         return None
     kinds = [(each.shape, each.stride(), each.dtype) for each in (root, part)]
     if kinds[0] == kinds[1]:
         between = 0 < abs(first) < min(part.stride(), default=0)  # columns next to each other
-        return None if between else View(place, is_scattered=first != 0)
+        return None if between else StateView(place, is_scattered=first != 0)
     strides = part.stride()
     order = tuple(sorted(range(part.dim()), key=lambda dim: (-strides[dim], dim)))
     dense = root.is_contiguous() and part.permute(order).is_contiguous()
     inside = root.dtype == part.dtype and first >= 0 and first + _reach(part) <= root.numel()
     if not dense or not inside:
-        return View(place, is_scattered=True)
-    return View(place, Part(first, tuple(part.shape), order))
+        return StateView(place, is_scattered=True)
+    return StateView(place, RootPart(first, tuple(part.shape), order))
 
 
 def _reach(tensor: Tensor) -> int:

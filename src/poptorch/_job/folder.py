@@ -86,7 +86,7 @@ def _as_torchs() -> Iterator[None]:
         ) from error
 
 
-class Place:
+class JobFolder:
     """The folder of one job, with a folder for each start."""
 
     def __init__(self, job: Sequence[str], index: int, count: int) -> None:

@@ -26,7 +26,7 @@ import torch
 
 from .._base import env, interrupts, log, private
 from .._base.errors import Error
-from .folder import Place
+from .folder import JobFolder
 from .signed import SignedStore
 
 dist: Any = torch.distributed
@@ -271,7 +271,7 @@ def _meet_in_a_folder(
     _note(where)
     launcher = env.get("TORCHELASTIC_RUN_ID"), env.get("PMIX_NAMESPACE")
     job = (where.address, str(where.port), *launcher, str(count))
-    place = Place(job, index, count)
+    place = JobFolder(job, index, count)
     name = meet(place.store, index, count, timeout)
     start = place.of_start(name)
     torchs = None if dist.is_initialized() else dist.FileStore(place.torchs_file(name), count)

@@ -133,7 +133,7 @@ def sum_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype is torch.float16 else dtype
 
 
-Rule = Callable[[BatchedCall], Any]
+LaneRule = Callable[[BatchedCall], Any]
 
 
 def nodes_in(argument: Any) -> list[fx.Node]:
@@ -261,7 +261,7 @@ def _copied(call: BatchedCall) -> Any:
 
 
 @dataclass(frozen=True)
-class Rows:
+class RowsRule:
     """The rule of operators that treat lanes as more rows of the batch."""
 
     places: tuple[int, ...]  # indices of the arguments that have rows
@@ -291,12 +291,12 @@ class Rows:
 def _mm(call: BatchedCall) -> Any:
     if call.shared(0):
         return NotImplemented
-    return Rows((0,))(call) if call.shared(1) else torch.bmm(*call.args)
+    return RowsRule((0,))(call) if call.shared(1) else torch.bmm(*call.args)
 
 
 def _addmm(call: BatchedCall) -> Any:
     of_all_rows = call.args[0].dim() < 2 or call.args[0].shape[0] == 1
-    return Rows((1,), (0, 2))(call) if of_all_rows else NotImplemented
+    return RowsRule((1,), (0, 2))(call) if of_all_rows else NotImplemented
 
 
 def _in_channels(call: BatchedCall, found: Any) -> list[Any]:
@@ -328,7 +328,7 @@ def _batch_norm_without_statistics(call: BatchedCall) -> Any:
 
 def _batch_norm_with_running(call: BatchedCall) -> Any:
     if call.shared(1, 2, 3, 4):
-        return Rows((0,), whole=(1, 2))(call)
+        return RowsRule((0,), whole=(1, 2))(call)
     own = (_repeated(call, at) for at in range(1, 5))
     return _in_channels(call, call.run(call.rows(0, 1), *own))
 
@@ -339,9 +339,9 @@ def _batch_norm_backward(call: BatchedCall) -> Any:
     return _in_channels(call, call.run(*given, *own_statistics))
 
 
-def _attention(operands: int) -> Rule:
+def _attention(operands: int) -> LaneRule:
     """Return the rule for the forward or backward operator, by the number of operands."""
-    rows = Rows(tuple(range(operands)))
+    rows = RowsRule(tuple(range(operands)))
 
     def rule(call: BatchedCall) -> Any:
         if call.get(operands):
@@ -373,15 +373,15 @@ def _separate_lstm_weights(call: BatchedCall) -> Any:
 
 
 # For other operators, ``vmap`` does the same or something equally good.
-RULES: dict[Any, Rule] = {
+RULES: dict[Any, LaneRule] = {
     **dict.fromkeys(RESHAPES, _shaped), **dict.fromkeys(ORDERS, _reordered),
     aten.expand.default: _expanded,
     aten.clone.default: _copied, aten._to_copy.default: _copied, aten.mm.default: _mm,
     aten.addmm.default: _addmm,
-    aten.convolution.default: Rows((0,), (1, 2)),
-    aten.native_layer_norm.default: Rows((0,), (2, 3), dim=None),
-    aten.native_group_norm.default: Rows((0,), (1, 2), counted=3),
-    aten.embedding.default: Rows((1,), (0,), dim=None),
+    aten.convolution.default: RowsRule((0,), (1, 2)),
+    aten.native_layer_norm.default: RowsRule((0,), (2, 3), dim=None),
+    aten.native_group_norm.default: RowsRule((0,), (1, 2), counted=3),
+    aten.embedding.default: RowsRule((1,), (0,), dim=None),
     aten._linalg_check_errors.default: BatchedCall.run,
     _batch_norm: _batch_norm_in_training,
     aten._native_batch_norm_legit.no_stats: _batch_norm_without_statistics,
@@ -390,14 +390,14 @@ RULES: dict[Any, Rule] = {
     aten._scaled_dot_product_flash_attention_for_cpu.default: _attention(3),
     aten._scaled_dot_product_flash_attention_for_cpu_backward.default: _attention(6),
     exchanges.exchange: lambda call: exchanges.over_lanes(call.lanes(0), *call.args[1:]),
-    lstm_layer: Rows((0, 5, 6), (1, 2, 3, 4), (3,), dim=1),
+    lstm_layer: RowsRule((0, 5, 6), (1, 2, 3, 4), (3,), dim=1),
     lstm_layer_backward: _separate_lstm_weights,
 }  # fmt: skip
 # Gradients of weights are sums over rows, and therefore over lanes.
-FOLDED: dict[Any, Rows] = {
-    aten.convolution_backward.default: Rows((0, 1), (2,), (1, 2)),
-    aten.native_layer_norm_backward.default: Rows((0, 1, 3, 4), (5, 6), (1, 2), dim=None),
-    aten.native_group_norm_backward.default: Rows((0, 1, 2, 3), (4,), (1, 2), counted=5),
-    aten.native_batch_norm_backward.default: Rows((0, 1), (2, 3, 4), (1, 2)),
-    lstm_layer_backward: Rows((0, 1, 2, 3, *range(8, 13)), (4, 5, 6, 7), (1, 2, 3), dim=1),
+FOLDED: dict[Any, RowsRule] = {
+    aten.convolution_backward.default: RowsRule((0, 1), (2,), (1, 2)),
+    aten.native_layer_norm_backward.default: RowsRule((0, 1, 3, 4), (5, 6), (1, 2), dim=None),
+    aten.native_group_norm_backward.default: RowsRule((0, 1, 2, 3), (4,), (1, 2), counted=5),
+    aten.native_batch_norm_backward.default: RowsRule((0, 1), (2, 3, 4), (1, 2)),
+    lstm_layer_backward: RowsRule((0, 1, 2, 3, *range(8, 13)), (4, 5, 6, 7), (1, 2, 3), dim=1),
 }

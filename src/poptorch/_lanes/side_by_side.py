@@ -30,7 +30,7 @@ from .batched import (
     RULES,
     BatchedCall,
     NotVectorisable,
-    Rows,
+    RowsRule,
     batched,
     named,
     nodes_in,
@@ -186,7 +186,7 @@ class _Vectorizer:
         found = sized(call)
         return batched(call) if found is NotImplemented else found
 
-    def _folded(self, call: BatchedCall, entry: Rows) -> Any:
+    def _folded(self, call: BatchedCall, entry: RowsRule) -> Any:
         """Return the results of an operator, some of which are sums over lanes."""
         both = totals.divided(call, entry)
         if both is None:

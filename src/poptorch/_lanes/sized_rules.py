@@ -9,7 +9,7 @@ import torch
 
 from .._ir.operators import aten
 from .._ir.symbolic import has_symbols
-from .batched import BatchedCall, Rule
+from .batched import BatchedCall, LaneRule
 
 _NONE, _MEAN = 0, 1  # reductions of a loss, as operators name them
 
@@ -82,7 +82,7 @@ def _is_plain(call: BatchedCall, at: int) -> bool:
     return scores.dim() == 2 and call.args[at + 2] is None
 
 
-RULES: Mapping[Any, Rule] = {
+RULES: Mapping[Any, LaneRule] = {
     aten.cat.default: _joined,
     aten.gather.default: _along,
     aten.scatter.src: _along,

@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from .._ir.operators import SAME_NUMBERS
-from .batched import FOLDED, BatchedCall, Rows, Rule, nodes_in, sum_dtype
+from .batched import FOLDED, BatchedCall, LaneRule, RowsRule, nodes_in, sum_dtype
 
 aten = torch.ops.aten
 
@@ -25,7 +25,7 @@ _LINEAR = {
 Varies = Callable[[fx.Node], bool]
 
 
-def folded(node: fx.Node, varies: Varies) -> Rows | None:
+def folded(node: fx.Node, varies: Varies) -> RowsRule | None:
     entry = FOLDED.get(node.target)
     if entry is None or any(varies(n) for at in entry.shared for n in nodes_in(node.args[at])):
         return None
@@ -34,12 +34,12 @@ def folded(node: fx.Node, varies: Varies) -> Rows | None:
     return None if normalizes or undivided else entry
 
 
-def _sums_in_half(node: fx.Node, entry: Rows) -> bool:
+def _sums_in_half(node: fx.Node, entry: RowsRule) -> bool:
     results = [node.meta["val"][at] for at in entry.whole]
     return any(each is not None and sum_dtype(each.dtype) is not each.dtype for each in results)
 
 
-def divided(call: BatchedCall, entry: Rows) -> tuple[BatchedCall, BatchedCall] | None:
+def divided(call: BatchedCall, entry: RowsRule) -> tuple[BatchedCall, BatchedCall] | None:
     """Return a call for results with lanes and one for sums, in float32; None if one call computes
     both.
     """
@@ -61,7 +61,7 @@ def sum_of(node: fx.Node, varies: Varies) -> bool:
     return entry is not None and at in entry.whole
 
 
-def contraction(node: fx.Node, varies: Varies) -> Rule | None:
+def contraction(node: fx.Node, varies: Varies) -> LaneRule | None:
     """Return how to treat lanes as more rows, or as part of a sum that is computed anyway, if this
     is possible.
     """
@@ -132,7 +132,7 @@ def _adds_rows_to_zeros(node: fx.Node, varies: Varies) -> bool:
 
 
 _ZEROS = {aten.new_zeros.default, aten.zeros.default, aten.zeros_like.default}
-_CONTRACTIONS: dict[Any, Rule] = {
+_CONTRACTIONS: dict[Any, LaneRule] = {
     aten.mm.default: _mm,
     aten.bmm.default: _bmm,
     aten.sum.dim_IntList: _sum,

@@ -9,18 +9,21 @@ import torch
 
 from .._ir import slots
 from .._ir.closeness import Difference, coarsest, difference, movement
-from .._ir.graph import Graph, Tensors
+from .._ir.graph import Graph
 from .._ir.loops import Lanes
 from .._ir.slots import Kind, Slot
+from .._ir.tensors import TensorsByKey
 from .._ops import streams
 
 _NUDGE = 1e-6  # a small change of inputs; its effect shows how far rounding errors can grow
 
-Rows = Mapping[str, Sequence[torch.Tensor]]  # for each slot key, the value of each micro-batch
+ValuesByKey = Mapping[
+    str, Sequence[torch.Tensor]
+]  # for each slot key, the value of each micro-batch
 
 
 def differences(
-    one: Graph, several: Graph, lanes: Lanes, given: Tensors, rows: Rows | None = None
+    one: Graph, several: Graph, lanes: Lanes, given: TensorsByKey, rows: ValuesByKey | None = None
 ) -> list[Difference]:
     """Run both graphs on the same micro-batches, and compare each output, gradient and buffer.
 
@@ -110,7 +113,9 @@ def _random(slot: Slot, generator: torch.Generator) -> torch.Tensor:
     return torch.randn(slot.shape, generator=generator).mul(0.3).to(slot.dtype)
 
 
-def _side_by_side(graph: Graph, state: Tensors, rows: Rows) -> Iterator[tuple[str, torch.Tensor]]:
+def _side_by_side(
+    graph: Graph, state: TensorsByKey, rows: ValuesByKey
+) -> Iterator[tuple[str, torch.Tensor]]:
     for slot in graph.inputs:
         if slot.key in rows:
             yield slot.key, torch.stack(list(rows[slot.key]))
@@ -125,8 +130,8 @@ def _one_after_another(
     graph: Graph,
     lanes: Lanes,
     several: Graph,
-    state: Tensors,
-    rows: Rows,
+    state: TensorsByKey,
+    rows: ValuesByKey,
     seeds: list[int],
 ) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
     """Return by key the results, and the magnitude of what was summed."""

@@ -33,7 +33,7 @@ def rewritten(script: Script) -> str:
     text, comments = with_places(Script(in_float32(script)))
     script = Script(text)
     loops = any((row := meaning(name)) and row.field for _, name in script.uses())
-    work = _Rewriting(script, loops)
+    work = _ScriptRewriting(script, loops)
     module = without_unread(script.module.visit(work), work.emptied)
     code = with_helpers(module, script, helpers(loops), work.helpers).code
     return with_comments(code, comments)
@@ -51,7 +51,7 @@ class _Frame:
     before: list[str] = field(default_factory=list)
 
 
-class _Rewriting(cst.CSTTransformer):
+class _ScriptRewriting(cst.CSTTransformer):
     def __init__(self, script: Script, loops: bool) -> None:
         super().__init__()
         self._script, self._loops = script, loops

@@ -19,7 +19,7 @@ from .._base.threads import holding, only_in_this_thread
 from .._ir.blocks import META, OUTSIDE, Label, Visit, keep_line, label_of, marks, relabel
 from .._ir.operators import functions_before, reachable
 
-Heard = Callable[[nn.Module, Any, str], None]
+ModuleListener = Callable[[nn.Module, Any, str], None]
 _DEPTH = "poptorch_backward"  # the note of how many autograd functions are being called
 
 _recorder: ContextVar[Recorder | None] = ContextVar("poptorch_blocks", default=None)
@@ -30,7 +30,7 @@ class Recorder:
         self.visits: list[Visit] = []
         # numbers of the BeginBlocks, in the order of their first calls
         self.annotations: list[int] = []
-        self.heard: Heard | None = None  # called with what modules return
+        self.heard: ModuleListener | None = None  # called with what modules return
         self.set(Label())
 
     def start(self, block: str, ipu: int | None) -> None:
@@ -50,7 +50,7 @@ def recorder() -> Recorder | None:
 
 
 @contextlib.contextmanager
-def in_forward(heard: Heard) -> Iterator[None]:
+def in_forward(heard: ModuleListener) -> Iterator[None]:
     mine = _recorder.get()
     if mine is None:
         yield

@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 from .._base.log import python as log
 from .._base.threads import holding
 from .._base.trees import dtypes_of, with_tensors
-from .context import Rules, autocast_settings
+from .context import AutocastRules, autocast_settings
 
 
 class autocast(contextlib.ContextDecorator):  # noqa: N801 (PopTorch's name)
@@ -97,7 +97,7 @@ def _warn() -> None:
 
 
 class _ByRules(TorchFunctionMode):
-    def __init__(self, rules: Rules, dtype: torch.dtype) -> None:
+    def __init__(self, rules: AutocastRules, dtype: torch.dtype) -> None:
         super().__init__()
         half, single, promote, demote = (frozenset(names) for names in rules)
         self._dtype = dtype

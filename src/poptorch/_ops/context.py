@@ -143,10 +143,10 @@ def running_eagerly(run: EagerRun) -> contextlib.AbstractContextManager[None]:
     return holding(_eager_run, run)
 
 
-Rules = tuple[tuple[str, ...], ...]
+AutocastRules = tuple[tuple[str, ...], ...]
 """Names of functions that are computed in half, in float, with mixed operands in float,
 and in half.
 """
 
-autocast_settings: ContextVar[tuple[bool, Rules]]
+autocast_settings: ContextVar[tuple[bool, AutocastRules]]
 autocast_settings = ContextVar("poptorch_autocast", default=(True, ()))

@@ -7,7 +7,7 @@ chain keeps effects in order with every compiler. Unused ones are removed like o
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
 
@@ -17,9 +17,9 @@ from torch import fx
 from .._base import private
 from .._base.threads import holding
 from .._ir.operators import bodies
+from .._ir.tensors import Tensors
 from .library import define
 
-Tensors = Sequence[torch.Tensor]
 Function = Callable[..., list[torch.Tensor]]
 # Whether bodies are already graphs. User code calls these operators with functions.
 recording: ContextVar[bool] = ContextVar("poptorch_recording", default=False)

@@ -42,7 +42,7 @@ _OWN = define(
     _part_of_process,
     lambda x, count: x.new_empty(x.shape[0], x.shape[1] // count, *x.shape[2:]),
 )
-Formula = Callable[[torch.Tensor], torch.Tensor]
+ExchangeFormula = Callable[[torch.Tensor], torch.Tensor]
 
 
 def _gathered(x: torch.Tensor) -> torch.Tensor:
@@ -59,7 +59,9 @@ def _same(x: torch.Tensor) -> torch.Tensor:
     return x
 
 
-def _all_reduce(size: int, stride: int, in_backward: int) -> tuple[Formula, Formula]:
+def _all_reduce(
+    size: int, stride: int, in_backward: int
+) -> tuple[ExchangeFormula, ExchangeFormula]:
     """Sum tensors or gradients over groups of every ``stride``-th replica."""
 
     def summed(x: torch.Tensor) -> torch.Tensor:
@@ -79,14 +81,16 @@ def _exchanged(x: torch.Tensor) -> torch.Tensor:
 
 
 # For the tensors of all replicas, and for the gradients of their results.
-_KINDS: dict[str, Callable[..., tuple[Formula, Formula]]] = {
+_KINDS: dict[str, Callable[..., tuple[ExchangeFormula, ExchangeFormula]]] = {
     "all_gather": lambda: (_gathered, _part_of_this_process),
     "all_reduce": _all_reduce,
     "all_to_all": lambda: (_exchanged, _exchanged),
 }
 
 
-def _formula(kind: str, settings: Sequence[int], backward: bool, processes: int = 1) -> Formula:
+def _formula(
+    kind: str, settings: Sequence[int], backward: bool, processes: int = 1
+) -> ExchangeFormula:
     formula = _KINDS[kind](*settings)[backward]
     if processes == 1:
         return formula

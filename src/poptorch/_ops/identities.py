@@ -41,7 +41,7 @@ hint = _identity("hint", ", str kind, str value, str where")
 # earlier time, or be identified with a value from the forward pass.
 after_gradient = define("after_gradient", "(Tensor x, Tensor gradient) -> Tensor", _copy, _copy)
 
-Rule = Callable[[torch.Tensor], torch.Tensor]
+GradientRule = Callable[[torch.Tensor], torch.Tensor]
 
 
 # Forward and backward are two separate functions of tensors.
@@ -49,7 +49,7 @@ class _SurrogateGradient(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(value: torch.Tensor, carrier: torch.Tensor, rule: Rule) -> torch.Tensor:
+    def forward(value: torch.Tensor, carrier: torch.Tensor, rule: GradientRule) -> torch.Tensor:
         return value.clone()
 
     @staticmethod
@@ -61,6 +61,8 @@ class _SurrogateGradient(torch.autograd.Function):
         return None, ctx.rule(gradients[0]), None
 
 
-def with_surrogate_gradient(value: torch.Tensor, carrier: torch.Tensor, rule: Rule) -> torch.Tensor:
+def with_surrogate_gradient(
+    value: torch.Tensor, carrier: torch.Tensor, rule: GradientRule
+) -> torch.Tensor:
     result: torch.Tensor = _SurrogateGradient.apply(value.detach(), carrier, rule)  # type: ignore[no-untyped-call]
     return result

@@ -20,9 +20,9 @@ from .library import define
 
 Scalar = float | Tensor
 Scalars = Mapping[str, Scalar]
-Tensors = dict[str, Tensor]
-Stepped = tuple[Tensor, Tensors]  # the new weight, and its new moments by name
-Formula = Callable[[Tensor, Tensor, Tensors, Scalars], Stepped]
+MomentTensors = dict[str, Tensor]
+Stepped = tuple[Tensor, MomentTensors]  # the new weight, and its new moments by name
+StepFormula = Callable[[Tensor, Tensor, MomentTensors, Scalars], Stepped]
 
 _SCHEMA = (
     "(Tensor weight, Tensor gradient, Tensor[] moments, Tensor[] variables, float[] constants, "
@@ -47,12 +47,14 @@ class Step:
     that may be missing.
     """
 
-    def __init__(self, name: str, formula: Formula, reads: Collection[str], **usual: float) -> None:
+    def __init__(
+        self, name: str, formula: StepFormula, reads: Collection[str], **usual: float
+    ) -> None:
         self._formula, self._reads, self._usual = formula, (*reads, *usual), usual
         self.operator = define(name, _SCHEMA, self.written_out, self.written_out)
 
     def __call__(
-        self, weight: Tensor, gradient: Tensor, moments: Tensors, values: Scalars
+        self, weight: Tensor, gradient: Tensor, moments: MomentTensors, values: Scalars
     ) -> Stepped:
         """Make a step with one call of the operator."""
         read = {name: values[name] for name in self._reads if name in values}
@@ -109,7 +111,7 @@ def _blend(old: Tensor, new: Tensor, share: Scalar) -> Tensor:
 # SGD. As in torch, and unlike the original algorithm, the first gradient is not dampened.
 
 
-def _sgd(weight: Tensor, gradient: Tensor, moments: Tensors, values: Scalars) -> Stepped:
+def _sgd(weight: Tensor, gradient: Tensor, moments: MomentTensors, values: Scalars) -> Stepped:
     gradient = with_decay(gradient, weight, values["weight_decay"])
     if "velocity" not in moments:
         return plus_scaled(weight, gradient, values["descent"]), {}
@@ -143,7 +145,7 @@ SGD = Step(
 # hyper-parameters of the last one. Changes therefore affect these terms one step later.
 
 
-def _combined(weight: Tensor, gradient: Tensor, moments: Tensors, values: Scalars) -> Stepped:
+def _combined(weight: Tensor, gradient: Tensor, moments: MomentTensors, values: Scalars) -> Stepped:
     velocity = plus_scaled(moments["combined"], gradient, values["share"])
     velocity = with_decay(velocity, weight, values["first_decay"])
     if not is_constant(values["nesterov"], 0):
@@ -165,14 +167,16 @@ SGD_COMBINED = Step(
 # Adam, whose weight decay is part of the gradient, and AdamW, which shrinks the weight instead.
 
 
-def _adam(weight: Tensor, gradient: Tensor, moments: Tensors, values: Scalars) -> Stepped:
+def _adam(weight: Tensor, gradient: Tensor, moments: MomentTensors, values: Scalars) -> Stepped:
     gradient = with_decay(gradient, weight, values["weight_decay"])
     moments, root = _advanced(gradient, moments, values)
     weight = scaled(weight, values["shrink"])
     return plus_scaled(weight, moments["first"] / root, values["descent"]), moments
 
 
-def _advanced(gradient: Tensor, moments: Tensors, values: Scalars) -> tuple[Tensors, Tensor]:
+def _advanced(
+    gradient: Tensor, moments: MomentTensors, values: Scalars
+) -> tuple[MomentTensors, Tensor]:
     first = _blend(moments["first"], gradient, values["first_share"])
     second = _blend(moments["second"], gradient * gradient, values["second_share"])
     root = scaled(torch.sqrt(second), values["root_factor"])
@@ -189,7 +193,7 @@ SQUARES = 2  # number of sums of squares from ``lamb_squares``
 _OF_WHOLE = tuple(f"square_{at}" for at in range(SQUARES))  # the same sums over whole weights
 
 
-def _lamb(weight: Tensor, gradient: Tensor, moments: Tensors, values: Scalars) -> Stepped:
+def _lamb(weight: Tensor, gradient: Tensor, moments: MomentTensors, values: Scalars) -> Stepped:
     moments, direction = _lamb_direction(weight, gradient, moments, values)
     if _OF_WHOLE[0] in values:
         norms = [torch.sqrt(torch.as_tensor(values[name])) for name in _OF_WHOLE]
@@ -204,7 +208,7 @@ def _lamb(weight: Tensor, gradient: Tensor, moments: Tensors, values: Scalars) -
 
 
 def lamb_squares(
-    weight: Tensor, gradient: Tensor, moments: Tensors, values: Scalars
+    weight: Tensor, gradient: Tensor, moments: MomentTensors, values: Scalars
 ) -> list[Tensor]:
     """Return the sums of squares of a part of a weight, and of its direction."""
     moments, direction = _lamb_direction(weight, gradient, moments, values)
@@ -215,8 +219,8 @@ def lamb_squares(
 
 
 def _lamb_direction(
-    weight: Tensor, gradient: Tensor, moments: Tensors, values: Scalars
-) -> tuple[Tensors, Tensor]:
+    weight: Tensor, gradient: Tensor, moments: MomentTensors, values: Scalars
+) -> tuple[MomentTensors, Tensor]:
     moments, root = _advanced(gradient, moments, values)
     direction = scaled(moments["first"] / root, values["first_factor"])
     return moments, with_decay(direction, weight, values["weight_decay"])
@@ -240,7 +244,7 @@ LAMB = Step(
 # RMSprop, plain or centred, in torch's variant or TensorFlow's.
 
 
-def _rmsprop(weight: Tensor, gradient: Tensor, moments: Tensors, values: Scalars) -> Stepped:
+def _rmsprop(weight: Tensor, gradient: Tensor, moments: MomentTensors, values: Scalars) -> Stepped:
     gradient = with_decay(gradient, weight, values["weight_decay"])
     moments = dict(moments)
     moments["square"] = _blend(moments["square"], gradient * gradient, values["share"])

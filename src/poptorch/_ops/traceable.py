@@ -95,7 +95,6 @@ columns), which is zero outside of groups. Two matrices give (groups, rows, colu
 # Divided into its steps, an LSTM with two layers and 32 steps is a graph of thousands of nodes,
 # which takes minutes to compile and is no faster. oneDNN's layer cannot be traced, because it keeps
 # a workspace of unknown size for its backward pass. Here, the workspace is an additional result.
-Tensors = tuple[torch.Tensor, ...]
 _LSTM = 2  # the library's number for this kind of layer
 
 
@@ -126,7 +125,7 @@ def lstm(*args: Any, any_type: bool = False) -> Any:
     return x.transpose(0, 1) if batch_first else x, torch.cat(last_h), torch.cat(last_c)
 
 
-def _layer(*args: Any) -> Tensors:
+def _layer(*args: Any) -> tuple[torch.Tensor, ...]:
     *given, reverse, keep = args
     operands = [tensor.detach().contiguous() for tensor in given]
     hidden = operands[2].shape[1]
@@ -137,7 +136,7 @@ def _layer(*args: Any) -> Tensors:
     return y.contiguous(), h.clone(), c.clone(), workspace
 
 
-def _layer_shape(*args: Any) -> Tensors:
+def _layer_shape(*args: Any) -> tuple[torch.Tensor, ...]:
     x, _, w_h, _, _, h, c, reverse, keep = args
     size = _workspace_bytes(*x.shape, w_h.shape[1], reverse) if keep else 0
     y = x.new_empty((*x.shape[:2], w_h.shape[1]))
@@ -155,7 +154,7 @@ def _workspace_bytes(steps: int, batch: int, width: int, hidden: int, reverse: b
         return thread.submit(ask).result()
 
 
-def _layer_backward(*args: Any) -> Tensors:
+def _layer_backward(*args: Any) -> tuple[torch.Tensor, ...]:
     *tensors, workspace, reverse = args
     grads = [grad.contiguous() for grad in tensors[:3]]
     inputs = [tensor.contiguous() for tensor in tensors[3:10]]

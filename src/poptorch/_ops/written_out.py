@@ -68,7 +68,7 @@ def insert(before: fx.Node, function: Callable[..., Any], *args: Any) -> list[fx
 
     aggregate: Any = fx.node.map_aggregate
     form = aggregate(args, number)
-    operators = _operators(_Call(function, repr(form), form))
+    operators = _operators(_DecomposedCall(function, repr(form), form))
     copies = dict(zip(operators.inputs, given, strict=True))
     meta = {key: value for key, value in before.meta.items() if key != "val"}
     with before.graph.inserting_before(before):
@@ -88,7 +88,7 @@ class _Given:
 
 
 @dataclass(frozen=True)
-class _Call:
+class _DecomposedCall:
     function: Callable[..., Any]
     text: str  # the arguments, as text
     args: Any = field(compare=False)
@@ -113,7 +113,7 @@ _SMALL = (2, 3, 5, 7)
 
 
 @lru_cache(1024)
-def _operators(call: _Call) -> _Operators:
+def _operators(call: _DecomposedCall) -> _Operators:
     """Return the operators of a call.
 
     For element-wise formulas, and formulas that reduce a tensor to a number, they are the same for
@@ -129,7 +129,7 @@ def _operators(call: _Call) -> _Operators:
     return _Operators.of(_traced(call))
 
 
-def _shape(call: _Call) -> tuple[int, ...] | None:
+def _shape(call: _DecomposedCall) -> tuple[int, ...] | None:
     """Return the common shape of all tensors of a call that are not numbers."""
     shapes: set[tuple[int, ...]] = set()
     fx.node.map_aggregate(
@@ -139,12 +139,12 @@ def _shape(call: _Call) -> tuple[int, ...] | None:
     return shapes.pop() if len(shapes) == 1 else None
 
 
-def _with_shape(call: _Call, shape: tuple[int, ...]) -> _Call:
+def _with_shape(call: _DecomposedCall, shape: tuple[int, ...]) -> _DecomposedCall:
     def changed(each: Any) -> Any:
         return replace(each, shape=shape) if isinstance(each, _Given) and each.shape else each
 
     args = fx.node.map_aggregate(call.args, changed)
-    return _Call(call.function, repr(args), args)
+    return _DecomposedCall(call.function, repr(args), args)
 
 
 def _resized(
@@ -162,7 +162,7 @@ def _resized(
 
 
 @lru_cache(256)
-def _traced(call: _Call) -> fx.Graph:
+def _traced(call: _DecomposedCall) -> fx.Graph:
     inputs: list[torch.Tensor] = []
 
     def fake(argument: Any) -> Any:

@@ -12,7 +12,7 @@ from torch import fx
 
 from .._base import log
 from .._base.errors import Error
-from .._ir.blocks import Stage, StagePass, Visit, label_of, pass_of
+from .._ir.blocks import PlacedStage, StagePass, Visit, label_of, pass_of
 from .._ir.graph import Graph
 from .._ir.plan import Layout
 from .._ir.slots import Kind, Slot
@@ -90,7 +90,7 @@ def reserve(per_replica: int, spec: Spec) -> int:
     return rounded
 
 
-def find_homes(graph: Graph, stages: Sequence[Stage]) -> dict[str, tuple[int, ...]]:
+def find_homes(graph: Graph, stages: Sequence[PlacedStage]) -> dict[str, tuple[int, ...]]:
     """Return the chips of every state input, by slot key. A weight is on one chip."""
     chips = tuple(sorted({stage.chip for stage in stages}))
     # Buffers and constants that forward changes, with the node of the new value.
@@ -104,7 +104,7 @@ def find_homes(graph: Graph, stages: Sequence[Stage]) -> dict[str, tuple[int, ..
             homes[slot.key] = chips
             continue
         touching = [*node.users, *([written[slot.key]] if slot.key in written else [])]
-        readers: dict[int, Stage] = {}  # with the first stage of each chip
+        readers: dict[int, PlacedStage] = {}  # with the first stage of each chip
         for where in filter(None, map(pass_of, touching)):
             readers.setdefault(stages[where.stage].chip, stages[where.stage])
         if len(readers) > 1 and (slot.kind is Kind.PARAM or slot.key in written):
@@ -113,7 +113,7 @@ def find_homes(graph: Graph, stages: Sequence[Stage]) -> dict[str, tuple[int, ..
     return homes
 
 
-def _shared(slot: Slot, readers: Mapping[int, Stage]) -> Error:
+def _shared(slot: Slot, readers: Mapping[int, PlacedStage]) -> Error:
     where = ", ".join(f"IPU {chip} ({stage.name})" for chip, stage in sorted(readers.items()))
     if slot.kind is Kind.PARAM:
         return Error(

@@ -15,7 +15,7 @@ from .._base.errors import AssertionFailure, Error
 from .._ir.blocks import (
     OUTSIDE,
     Direction,
-    Stage,
+    PlacedStage,
     StagePass,
     Visit,
     label_of,
@@ -135,7 +135,7 @@ def _device(visit: Visit, fixed: int | None, stage: int) -> int:
 
 def group_visits(
     graph: Graph, placed: Sequence[PlacedVisit], placement: Placement
-) -> tuple[tuple[Stage, ...], dict[int, int]]:
+) -> tuple[tuple[PlacedStage, ...], dict[int, int]]:
     """Return the stages in forward order, and the stage of every visit that has nodes."""
     visits, edges = _flow(graph)
     used = {visit: placed[visit] for visit in sorted(visits)}
@@ -160,7 +160,7 @@ def group_visits(
     for (start, end), node in edges.items():
         if of_visit[start] > of_visit[end]:
             raise _against_the_flow(used[start], used[end], node)
-    return tuple(map(_stage, members)) or (Stage(0),), of_visit
+    return tuple(map(_stage, members)) or (PlacedStage(0),), of_visit
 
 
 def _flow(graph: Graph) -> tuple[set[int], dict[tuple[int, int], fx.Node]]:
@@ -235,9 +235,9 @@ def _phase_keys(
     return {v: (item.phase or 0, rounds[v], item.chip) for v, item in used.items()}
 
 
-def _stage(members: Sequence[PlacedVisit]) -> Stage:
+def _stage(members: Sequence[PlacedVisit]) -> PlacedStage:
     blocks = dict.fromkeys(m.visit.block for m in members if m.visit.block is not None)
-    return Stage(members[0].chip, tuple(blocks), members[0].phase)
+    return PlacedStage(members[0].chip, tuple(blocks), members[0].phase)
 
 
 def _line(node: fx.Node) -> str | None:

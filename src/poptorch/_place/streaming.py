@@ -14,11 +14,10 @@ from .._ir.slots import Kind, Slot
 from .._ir.spec import Location, Spec
 from ..enums import Liveness
 
-Graphs = Mapping[StagePass, Graph]
 Lists = defaultdict[StagePass, list[str]]
 
 
-def find_streaming(graphs: Graphs, layout: Layout, spec: Spec) -> Streaming:
+def find_streaming(graphs: Mapping[StagePass, Graph], layout: Layout, spec: Spec) -> Streaming:
     placement, locations = spec.placement, spec.locations
     if not placement.phased:
         return Streaming()
@@ -51,7 +50,7 @@ def find_streaming(graphs: Graphs, layout: Layout, spec: Spec) -> Streaming:
 
 
 def _gaps(
-    graphs: Graphs, layout: Layout, location: Location, each_phase: bool
+    graphs: Mapping[StagePass, Graph], layout: Layout, location: Location, each_phase: bool
 ) -> Iterator[tuple[StagePass, StagePass, str, bool]]:
     """Yield (pass, next pass, value, whether for the first time) where a value leaves its chip."""
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 
 from .._base import interrupts
 from .._ir.program import State
+from .._ir.tensors import Tensors
 from .._residency import Event
 from ..backends.protocol import unsuitable
 from . import injected_faults
@@ -19,7 +20,6 @@ from .random import Randomness
 from .reports import Reports
 from .weights import Transfers
 
-Tensors = Sequence[torch.Tensor]
 # A program, the results of a run, and when the call began, had taken the batch and was ready.
 Done = tuple[Specialization, Tensors, tuple[float, float, float]]
 

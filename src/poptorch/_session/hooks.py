@@ -10,12 +10,12 @@ from torch.utils.hooks import RemovableHandle
 
 from .._base.errors import StateError
 
-Hook = Callable[[], object]
-_pre: OrderedDict[int, Hook] = OrderedDict()
-_post: OrderedDict[int, Hook] = OrderedDict()
+CompileHook = Callable[[], object]
+_pre: OrderedDict[int, CompileHook] = OrderedDict()
+_post: OrderedDict[int, CompileHook] = OrderedDict()
 
 
-def register_pre_compile(hook: Hook) -> RemovableHandle:
+def register_pre_compile(hook: CompileHook) -> RemovableHandle:
     """Call ``hook()`` before each capture of ``forward``, in the order of registration.
 
     Returns:
@@ -27,7 +27,7 @@ def register_pre_compile(hook: Hook) -> RemovableHandle:
     return _register(hook, _pre)
 
 
-def register_post_compile(hook: Hook) -> RemovableHandle:
+def register_post_compile(hook: CompileHook) -> RemovableHandle:
     """Call ``hook()`` after each capture of ``forward``, even if the capture failed.
 
     Returns:
@@ -39,7 +39,7 @@ def register_post_compile(hook: Hook) -> RemovableHandle:
     return _register(hook, _post)
 
 
-def _register(hook: Hook, hooks: OrderedDict[int, Hook]) -> RemovableHandle:
+def _register(hook: CompileHook, hooks: OrderedDict[int, CompileHook]) -> RemovableHandle:
     if not callable(hook):
         raise StateError(
             "A compile hook must be callable",

@@ -16,13 +16,14 @@ from .._base.errors import AssertionFailure, Error, described
 from .._base.user_modes import on_host, without_user_modes
 from .._ir.spec import Spec
 from .._ir.symbolic import NotSymbolic
+from .._ir.tensors import Tensors
 from .._residency import Event, locked
 from ..backends import release_freed_memory
 from ..backends.protocol import unsuitable
 from ..enums import ConnectionType
 from ..ops.blocks import remember_compiled
 from . import forks, hooks, injected_faults, wrapping
-from .bound_call import BoundCall, Done, Tensors
+from .bound_call import BoundCall, Done
 from .calls import (
     Arguments,
     Bound,
@@ -55,7 +56,7 @@ RECENT = 8
 """The number of latest calls whose times are used, so that times of the interpreter are
 soon dropped.
 """
-Progress = Callable[[], contextlib.AbstractContextManager[Callable[[float], None]]]
+ProgressBar = Callable[[], contextlib.AbstractContextManager[Callable[[float], None]]]
 
 
 class Session:
@@ -71,7 +72,7 @@ class Session:
         settings: Callable[[], Spec],
         optimizer: torch.optim.Optimizer | None,
         owner: Callable[[], wrapping.Owner | None],
-        progress: Progress,
+        progress: ProgressBar,
     ) -> None:
         self.model, self.programs = model, Programs()
         trains = optimizer is not None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -18,8 +18,7 @@ from .._ir.bundle import ALIGNMENT, Bundle, in_chunks, laid_out
 from .._ir.graph import SlotFunction
 from .._ir.slots import Slot
 from .._ir.spec import OptimGroup, OptimSpec
-
-_Tensors = Mapping[str, torch.Tensor]
+from .._ir.tensors import TensorsByKey
 
 
 def flatten(
@@ -56,7 +55,7 @@ def spread(bundles: Sequence[Bundle]) -> SlotFunction:
     weights = tuple(member.slot for bundle in bundles for member in bundle.members)
     strides = {slot.key: torch.empty(slot.shape, device="meta").stride() for slot in weights}
 
-    def function(tensors: _Tensors) -> dict[str, torch.Tensor]:
+    def function(tensors: TensorsByKey) -> dict[str, torch.Tensor]:
         return {
             member.slot.key: tensors[bundle.slot.key].as_strided(
                 member.slot.shape, strides[member.slot.key], member.offset
@@ -74,14 +73,14 @@ def gather(bundles: Sequence[Bundle], gradients: Sequence[Slot]) -> SlotFunction
     given = [[by_path[member.slot.path] for member in bundle.members] for bundle in bundles]
     made = [slots.gradient(b.slot, own[0].dtype) for b, own in zip(bundles, given, strict=True)]
 
-    def function(tensors: _Tensors) -> dict[str, torch.Tensor]:
+    def function(tensors: TensorsByKey) -> dict[str, torch.Tensor]:
         pairs = zip(made, bundles, strict=True)
         return {slot.key: _joined(bundle, tensors, slot.dtype) for slot, bundle in pairs}
 
     return SlotFunction("gather", function, tuple(itertools.chain(*given)), tuple(made))
 
 
-def _joined(bundle: Bundle, tensors: _Tensors, dtype: torch.dtype) -> torch.Tensor:
+def _joined(bundle: Bundle, tensors: TensorsByKey, dtype: torch.dtype) -> torch.Tensor:
     ends = [member.offset for member in bundle.members[1:]] + [bundle.slot.numel]
     rests = [e - m.offset - m.slot.numel for m, e in zip(bundle.members, ends, strict=True)]
     padding = torch.zeros(max(ALIGNMENT, *rests), dtype=dtype)

@@ -22,12 +22,12 @@ from torch import Tensor
 from .._base.errors import Error
 from .._base.source import raising_line
 from .numbers import Numbers
-from .origins import WEIGHT, Identifier, Sources
+from .origins import WEIGHT, Identifier, ValueSources
 from .value_reads import Restart
 
 MOST = 64  # largest number of runs
 COMMON = ""  # the owner of answers that are the same for all weights
-Results = dict[str, dict[str, Tensor]]  # by weight (COMMON for none), then by key
+StepResults = dict[str, dict[str, Tensor]]  # by weight (COMMON for none), then by key
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class _AnswerRaisesError(Exception):
 
 _Question = tuple[tuple[tuple[int, bool], ...], int]
 """The numbers of questions that were asked before, with the answers, and that of the question."""
-_Taken = tuple[tuple[_Answer, ...], dict[str, Tensor]]
+_TakenBranch = tuple[tuple[_Answer, ...], dict[str, Tensor]]
 
 
 class Choices:
@@ -92,9 +92,9 @@ class Choices:
         self._constant: dict[Identifier, bool] = {}  # answers in this run that were assumed
         self.raised: dict[str, str] = {}  # exceptions that a program does not raise, by line
 
-    def results(self, run: Callable[[], Results]) -> dict[str, Tensor]:
+    def results(self, run: Callable[[], StepResults]) -> dict[str, Tensor]:
         """Return the results of a function, by key, for all answers to its questions."""
-        common, taken = _Branch(), list[_Taken]()
+        common, taken = _Branch(), list[_TakenBranch]()
         self._runs, self._are_dependent = 0, False
         while True:
             try:
@@ -109,12 +109,12 @@ class Choices:
             if not common.advance():
                 return self._joined(taken)
 
-    def _of_weights(self, run: Callable[[], Results], common: _Branch) -> _Taken:
+    def _of_weights(self, run: Callable[[], StepResults], common: _Branch) -> _TakenBranch:
         """Run with given common answers, until the questions about weights were answered
         in all ways.
         """
         self._branches = branches = {COMMON: common}
-        taken: dict[str, list[_Taken]] = {}
+        taken: dict[str, list[_TakenBranch]] = {}
         path: tuple[_Answer, ...] = ()
         owners: set[str] = set()  # who asked in the first run
         due: set[str] | None = None  # owners with another combination; None before the first run
@@ -147,7 +147,7 @@ class Choices:
         return path, joined
 
     def _check_independence(
-        self, run: Callable[[], Results], taken: Mapping[str, Sequence[_Taken]]
+        self, run: Callable[[], StepResults], taken: Mapping[str, Sequence[_TakenBranch]]
     ) -> None:
         """Raise an error if the answers about one weight decide the results of another one.
 
@@ -169,7 +169,7 @@ class Choices:
     def _answers_of(self, owner: str) -> tuple[_Answer, ...]:
         return tuple(self._branches[owner].asked) if owner and owner in self._branches else ()
 
-    def _is_same(self, one: _Taken, other: _Taken) -> bool:
+    def _is_same(self, one: _TakenBranch, other: _TakenBranch) -> bool:
         """Return whether two runs asked the same about a weight and computed the same."""
         same = self.mode.origins.identifier
         (asked, values), (asked_before, before) = one, other
@@ -186,7 +186,7 @@ class Choices:
         branch.script, branch.asked = before, []
         return False
 
-    def _run(self, run: Callable[[], Results]) -> Results:
+    def _run(self, run: Callable[[], StepResults]) -> StepResults:
         self._count()
         for branch in self._branches.values():
             branch.asked = []
@@ -209,7 +209,7 @@ class Choices:
         if self._runs > MOST:
             raise _too_many(f"it has more than {MOST} combinations of branches")
 
-    def _decide(self, condition: Tensor, sources: Sources, identifier: Identifier) -> bool:
+    def _decide(self, condition: Tensor, sources: ValueSources, identifier: Identifier) -> bool:
         weights = {key for role, key in sources if role == WEIGHT}
         alone = len(weights) == 1 and not self._are_dependent
         owner = weights.pop() if alone else COMMON
@@ -225,7 +225,7 @@ class Choices:
             self._last = question, yes
         return yes
 
-    def _joined(self, taken: list[_Taken], depth: int = 0) -> dict[str, Tensor]:
+    def _joined(self, taken: list[_TakenBranch], depth: int = 0) -> dict[str, Tensor]:
         answers, values = taken[0]
         if len(taken) == 1:
             return values

@@ -10,12 +10,11 @@ from torch import Tensor
 
 from .._ir.slots import Slot
 from .._ir.spec import OptimSpec
+from .._ir.tensors import TensorsByKey
 from .per_group import as_real
 
-Tensors = Mapping[str, Tensor]
 
-
-def sums_of_squares(keys: Iterable[str], tensors: Tensors) -> list[Tensor]:
+def sums_of_squares(keys: Iterable[str], tensors: TensorsByKey) -> list[Tensor]:
     gradients = [as_real(tensors[key]) for key in keys]
     return [(each * each).sum() for each in gradients]
 
@@ -45,7 +44,7 @@ def clip_factor(
 
 
 def gradients_of(
-    keys: Mapping[str, str], tensors: Tensors, anchors: Sequence[Anchor]
+    keys: Mapping[str, str], tensors: TensorsByKey, anchors: Sequence[Anchor]
 ) -> dict[str, Tensor]:
     """Return the anchored gradients of weights; ``keys``: of gradients, by path."""
     own = [each for each in anchors if each.path]
@@ -53,8 +52,8 @@ def gradients_of(
 
 
 def clipped(
-    spec: OptimSpec, keys: Mapping[str, str], tensors: Tensors, anchors: Sequence[Anchor]
-) -> tuple[dict[str, Tensor], Tensors]:
+    spec: OptimSpec, keys: Mapping[str, str], tensors: TensorsByKey, anchors: Sequence[Anchor]
+) -> tuple[dict[str, Tensor], TensorsByKey]:
     """Return the anchored values, and the tensors with these gradients clipped."""
     if not keys or not (spec.clips or anchors):
         return {}, tensors

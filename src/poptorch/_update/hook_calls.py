@@ -24,7 +24,7 @@ _DEPTH = 4  # of objects in objects that are looked at
 _SHOWING = {"__repr__", "__format__", "__str__"}
 _ATOMS = (bool, int, float, complex, str, bytes, type(None), type, Tensor, types.ModuleType)
 _ABSENT = object()
-Hook = Callable[..., Any]
+StepHook = Callable[..., Any]
 
 
 def call_step(optimizer: Any, hooks: StepHooks, step: Callable[..., Any]) -> None:
@@ -50,7 +50,7 @@ def call_step(optimizer: Any, hooks: StepHooks, step: Callable[..., Any]) -> Non
 
 
 @contextlib.contextmanager
-def _checked(hook: Hook, optimizer: Any) -> Iterator[None]:
+def _checked(hook: StepHook, optimizer: Any) -> Iterator[None]:
     before = _HostValues(hook, optimizer)
     try:
         with _Shown(hook):
@@ -74,7 +74,7 @@ def _checked(hook: Hook, optimizer: Any) -> Iterator[None]:
 class _Shown(TorchFunctionMode):
     """Refuses to print tensors, which have no values while a step is traced."""
 
-    def __init__(self, hook: Hook) -> None:
+    def __init__(self, hook: StepHook) -> None:
         super().__init__()
         self._hook = hook
 
@@ -101,7 +101,7 @@ class _HostValues:
     is a method of, with what these hold.
     """
 
-    def __init__(self, hook: Hook, optimizer: Any) -> None:
+    def __init__(self, hook: StepHook, optimizer: Any) -> None:
         self._saved: dict[int, tuple[str, Any, Any]] = {}  # by identity: name, holder, contents
         self._cells: list[tuple[str, Any, Any]] = []
         self._globals: list[tuple[dict[str, Any], str, Any]] = []

@@ -34,7 +34,7 @@ from .known_functions import (
     title_of,
 )
 from .lists_of_tensors import one_by_one
-from .origins import HYPER, Identifier, Origins, Sources
+from .origins import HYPER, Identifier, Origins, ValueSources
 from .value_reads import ValueNeeded, foreign_tensor
 from .values import as_number, is_number, is_whole, replaced, tensors_in
 
@@ -44,7 +44,7 @@ Memo = Callable[[Identifier, tuple[Any, ...], dict[str, Any], Callable[[], Any]]
 class Numbers(TorchFunctionMode):
     """The mode. ``decide`` answers a question about a condition; see ``choices``."""
 
-    def __init__(self, decide: Callable[[Tensor, Sources, Identifier], bool]) -> None:
+    def __init__(self, decide: Callable[[Tensor, ValueSources, Identifier], bool]) -> None:
         super().__init__()
         self._decide = decide
         self.memo: Memo | None = None  # may answer for an operator that another weight had

@@ -14,10 +14,10 @@ from torch import Tensor
 from .known_functions import COPIES, FILLING, MADE_OF_NOTHING, UNSET, title_of
 from .values import Geometry, as_number, geometry_of, place_of, tensors_in, unobserved
 
-Source = tuple[str, str]  # what a value depends on: role and key
-Sources = frozenset[Source]
+ValueSource = tuple[str, str]  # what a value depends on: role and key
+ValueSources = frozenset[ValueSource]
 HYPER, NUMBER, WEIGHT = "hyper", "number", "weight"  # roles
-_NOTHING: Sources = frozenset()
+_NOTHING: ValueSources = frozenset()
 _AS_IT_IS, _INEXACT, _SEQUENCES = (str, Geometry), (float, complex), (list, tuple)
 
 
@@ -36,13 +36,13 @@ class Origins:
         self.forms: list[Any] = []  # how a value is computed, by the number of its identifier
         self._names: dict[Any, int] = {}
         self._contents: dict[int, Identifier] = {}  # by storage
-        self._sources: dict[int, Sources] = {}  # by storage
+        self._sources: dict[int, ValueSources] = {}  # by storage
         self._uniform: dict[int, complex] = {}  # storages in which all elements are the same number
         self._kept: list[Tensor] = []  # keeps storages alive, so that their ids stay unique
 
     # Inputs.
 
-    def enter(self, tensor: Tensor, name: str, source: Source) -> Tensor:
+    def enter(self, tensor: Tensor, name: str, source: ValueSource) -> Tensor:
         """Make a tensor, or its present value, an input of the step.
 
         Two weights may have inputs with the same name. These inputs correspond to each other.
@@ -57,7 +57,7 @@ class Origins:
         self._uniform.pop(place, None)
         return tensor
 
-    def enter_number(self, tensor: Tensor, name: str, source: Source, kind: str) -> Tensor:
+    def enter_number(self, tensor: Tensor, name: str, source: ValueSource, kind: str) -> Tensor:
         """Make a 0-d tensor an input that represents a Python number. ``kind``: "int" or
         "float".
         """
@@ -78,7 +78,7 @@ class Origins:
         with unobserved():
             return self._uniform.get(place_of(tensor))
 
-    def sources(self, value: Any) -> Sources:
+    def sources(self, value: Any) -> ValueSources:
         with unobserved():
             found = (self._sources.get(place_of(each), _NOTHING) for each in tensors_in(value))
             return _NOTHING.union(*found)
@@ -90,7 +90,7 @@ class Origins:
 
     # Computations.
 
-    def spread(self, args: Any, results: Any) -> Sources:
+    def spread(self, args: Any, results: Any) -> ValueSources:
         """Record that results depend on the sources of the arguments, and return these."""
         before = self.sources(args)
         for each in tensors_in(results):

@@ -31,10 +31,10 @@ from .._ir.own_step import (
 )
 from .._ir.slots import Kind, Slot
 from .._ir.spec import OptimGroup, OptimSpec, Setting
-from .._ir.state_views import Place, Views
+from .._ir.state_views import StatePlace, Views
 from .._ops.dispatch import answering
 from .absent import check_unchanged, check_unread
-from .choices import COMMON, Choices, Results
+from .choices import COMMON, Choices, StepResults
 from .likeness import Signatures, Wholes
 from .origins import HYPER, NUMBER, WEIGHT, Identifier
 from .own_run import StepRun, StepTensors
@@ -57,8 +57,8 @@ class _Known:
 
     constants: set[str] = field(default_factory=set)  # hyper-parameters whose values are needed
     # what the step changes in groups and in the optimizer itself
-    changing: set[Place] = field(default_factory=set)
-    single: set[Place] = field(
+    changing: set[StatePlace] = field(default_factory=set)
+    single: set[StatePlace] = field(
         default_factory=set
     )  # numbers that differ between the weights of a group
     read: set[tuple[int, str]] = field(default_factory=set)  # entries of groups that the step reads
@@ -115,9 +115,9 @@ class _Discovery:
         self.mode = self.choices.mode
         self.origins = self.mode.origins
         self.params = _trained(spec, self.own)
-        self.initial: dict[Place, complex] = {}
-        self.leaves: dict[Place, Leaf] = {}
-        self.there: set[Place] = set()  # state that exists before the first step
+        self.initial: dict[StatePlace, complex] = {}
+        self.leaves: dict[StatePlace, Leaf] = {}
+        self.there: set[StatePlace] = set()  # state that exists before the first step
         self.layouts: dict[str, Any] = {}
         self.views: Views | None = None  # of the state after the runs so far
         self.wholes = Wholes(self.origins)
@@ -244,7 +244,7 @@ class _Discovery:
 
     # One run.
 
-    def _run(self, first: bool, only: Collection[str] | None = None) -> Results:
+    def _run(self, first: bool, only: Collection[str] | None = None) -> StepResults:
         """``only``: the weights that have gradients; None for all."""
         inputs = self._inputs(first, self.params if only is None else only)
         read = self.known.read
@@ -253,7 +253,7 @@ class _Discovery:
         check_unchanged(self.origins, run.absent)
         self._check_owned(run)
         self._note_views(run)
-        results: Results = {
+        results: StepResults = {
             path: {f"weight:{path}": weight} for path, weight in run.traced_params.items()
         }
         for path, entry in run.states():
@@ -269,7 +269,7 @@ class _Discovery:
                 results.setdefault(COMMON, {})[f"{owner}:{name}"] = _as_tensor(value)
         return results
 
-    def _take(self, path: str, entry: dict[Any, Any], results: Results) -> None:
+    def _take(self, path: str, entry: dict[Any, Any], results: StepResults) -> None:
         for name, value in flat(entry).items():
             self._leaf(path, name, value)
             results[path][f"{path}:{name}"] = _as_tensor(value)
@@ -312,7 +312,7 @@ class _Discovery:
         number = self.leaves[place].number
         return self._entered(torch.empty((), dtype=torch.float64), place, number)
 
-    def _entered(self, value: Tensor, place: Place, number: str = "") -> Tensor:
+    def _entered(self, value: Tensor, place: StatePlace, number: str = "") -> Tensor:
         owner, name = place
         group = self._group_of(owner)
         if value.dim() == 0 and group and (group, name) not in self.known.single:
@@ -364,7 +364,7 @@ class _Discovery:
         inputs.share_memory(self.own.first_views if first else self.own.views)
         return inputs
 
-    def _present(self, first: bool) -> Iterator[tuple[Place, Leaf]]:
+    def _present(self, first: bool) -> Iterator[tuple[StatePlace, Leaf]]:
         """Yield the state that exists before a step."""
         if not first:
             yield from self.leaves.items()
@@ -411,7 +411,7 @@ class _Discovery:
 
     def _check_owned(self, run: StepRun) -> None:
         """Record what a step changes in groups and in the optimizer itself."""
-        found: set[Place] = set()
+        found: set[StatePlace] = set()
         for owner, values in run.owned():
             before, now = flat(run.given[owner]), flat(values)
             for name, value in now.items():
@@ -526,7 +526,7 @@ def _trained(spec: OptimSpec, own: OwnStep) -> dict[str, OwnParam]:
     return {path: known[path] for group in spec.groups for path in group.params}
 
 
-def _changes_shared(place: Place, other: Place) -> Error:
+def _changes_shared(place: StatePlace, other: StatePlace) -> Error:
     return Error(
         "The optimizer's step changes a tensor that is in several groups or attributes",
         got=f"the tensor is {_in_words(place)}, and also {_in_words(other)}",
@@ -544,7 +544,7 @@ def _other_memory(one: Views, other: Views) -> Error:
     )
 
 
-def _in_words(place: Place) -> str:
+def _in_words(place: StatePlace) -> str:
     owner, name = place
     kind, _, number = owner.partition(".")
     whose = f"parameter group {number}" if kind == "group" else "the optimizer"

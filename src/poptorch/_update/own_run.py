@@ -32,7 +32,7 @@ from .._ir.own_step import (
     of_optimizer,
     substituted,
 )
-from .._ir.state_views import WEIGHT, Place, Views, views_among
+from .._ir.state_views import WEIGHT, StatePlace, Views, views_among
 from .absent import Absent
 from .absent import enter as enter_absent
 from .hook_calls import call_step, unhooked_step
@@ -47,8 +47,8 @@ class StepTensors:
 
     weights: dict[str, Tensor] = field(default_factory=dict)
     gradients: dict[str, Tensor] = field(default_factory=dict)
-    kept: dict[Place, Tensor] = field(default_factory=dict)
-    hypers: dict[Place, Tensor] = field(default_factory=dict)
+    kept: dict[StatePlace, Tensor] = field(default_factory=dict)
+    hypers: dict[StatePlace, Tensor] = field(default_factory=dict)
     origins: Origins | None = None  # records how values are computed
     hosts: dict[int, Tensor] = field(default_factory=dict)  # filled by the run
 
@@ -66,7 +66,7 @@ class StepTensors:
             self.kept[place] = view.of(root)
 
 
-def _shared(place: Place, root: Place, is_separate: bool) -> Error:
+def _shared(place: StatePlace, root: StatePlace, is_separate: bool) -> Error:
     owner, name = root
     why = "is updated separately" if is_separate else "has some of its elements"
     other = f"the state '{name}' of '{owner}'" if name != WEIGHT else f"the weight '{owner}'"
@@ -128,7 +128,7 @@ class _States(collections.defaultdict[Any, Any]):
         super().__setitem__(key, entry)
 
 
-class _Group(dict[Any, Any]):
+class _RecordingGroup(dict[Any, Any]):
     """A parameter group during a run, which records what is read."""
 
     def __init__(self, values: Mapping[Any, Any], note: Callable[[Any], None]) -> None:
@@ -185,10 +185,10 @@ class StepRun:
         self._paths: dict[int, str] = {}
         self._hosts = inputs.hosts  # traced parameters by identity of the user's
         self._hosts.clear()
-        self.groups: list[_Group] = []
+        self.groups: list[_RecordingGroup] = []
         self.objects: list[Any] = []
         self.given: dict[str, dict[str, Any]] = {}
-        self.before: dict[Place, Identifier] = {}
+        self.before: dict[StatePlace, Identifier] = {}
 
     def step(self) -> None:
         with unobserved():
@@ -202,7 +202,7 @@ class StepRun:
             with _explained(each):
                 call_step(each, optimizer.hooks, unhooked_step(each))
 
-    def _group(self, at: int, group: OwnGroup, params: list[Tensor]) -> _Group:
+    def _group(self, at: int, group: OwnGroup, params: list[Tensor]) -> _RecordingGroup:
         owner = of_group(at)
         values = {
             name: substituted(value, name, functools.partial(self._given, owner))
@@ -212,7 +212,7 @@ class StepRun:
         values |= self._added(owner, values)
         self.given[owner] = _copied(values)
         values["params"] = params
-        return _Group(values, lambda key: self._read(at, str(key)) if self._read else None)
+        return _RecordingGroup(values, lambda key: self._read(at, str(key)) if self._read else None)
 
     def _added(self, owner: str, values: Mapping[str, Any]) -> dict[str, Tensor]:
         """Return what an earlier step has stored there."""

@@ -14,9 +14,9 @@ from .._ir.own_step import Kept, OwnStep, flat, leaves_of, of_group
 from .._ir.slots import Slot
 from .._ir.spec import OptimSpec
 from .absent import check_unchanged, check_unread
-from .choices import COMMON, Choices, Results
+from .choices import COMMON, Choices, StepResults
 from .clipping import Anchor, clipped
-from .origins import HYPER, NUMBER, WEIGHT, Source
+from .origins import HYPER, NUMBER, WEIGHT, ValueSource
 from .own_run import StepRun, StepTensors
 from .per_group import compute_dtype
 from .python_functions import numbers_functions
@@ -98,11 +98,11 @@ class _Update:
             check_unread(self.origins, found)
         return found
 
-    def _run(self, first: bool) -> Results:
+    def _run(self, first: bool) -> StepResults:
         run = StepRun(self.own, self._inputs(first), first)
         run.step()
         check_unchanged(self.origins, run.absent)
-        results: Results = {COMMON: {}}
+        results: StepResults = {COMMON: {}}
         for slot in self.weights:
             results[slot.path] = {slot.key: run.traced_params[slot.path].detach()}
         by_place = {each.place: each.slot for each in self.kept}
@@ -141,7 +141,7 @@ class _Update:
         inputs.share_memory(self.own.first_views if first else self.own.views)
         return inputs
 
-    def _entered(self, value: Tensor, name: str, source: Source, number: str) -> Tensor:
+    def _entered(self, value: Tensor, name: str, source: ValueSource, number: str) -> Tensor:
         if number:
             return self.origins.enter_number(value, name, source, number)
         return self.origins.enter(value, name, source)

@@ -17,7 +17,7 @@ from torch import Tensor
 from .._ir import slots
 from .._ir.spec import Setting
 from .._ops import optimizer_steps as steps
-from .._ops.optimizer_steps import Scalar, Scalars, Step, Tensors, is_constant
+from .._ops.optimizer_steps import MomentTensors, Scalar, Scalars, Step, is_constant
 
 Prepared = dict[str, Scalar]
 Settings = Mapping[str, Setting]  # compiled-in settings of the optimizer and one of its groups
@@ -41,7 +41,7 @@ class Algorithm:
     counts: Callable[[Settings], bool]
     prepare: Callable[[Settings, Scalars, Tensor | None], Prepared]  # called once per group
     step: Step
-    squares: Callable[[Tensor, Tensor, Tensors, Scalars], list[Tensor]] | None = None
+    squares: Callable[[Tensor, Tensor, MomentTensors, Scalars], list[Tensor]] | None = None
     """The number of sums of squares for norms of whole weights. If other processes have parts of a
     weight, ``step`` reads the sums over all processes as the values ``square_0`` and ``square_1``.
     """

@@ -14,6 +14,7 @@ from .._ir import slots
 from .._ir.graph import SlotFunction
 from .._ir.slots import Slot
 from .._ir.spec import OptimSpec, Reduction
+from .._ir.tensors import TensorsByKey
 from .._ops.optimizer_steps import Scalar, plus_scaled, scaled
 from ..enums import MeanReductionStrategy, ReductionType
 from .per_group import (
@@ -27,7 +28,6 @@ _EDGE = 0.125 * torch.finfo(torch.float16).max
 _THRESHOLD = 1e-7
 _LIMITS = (2.0**-24, 2.0**24)
 _FACTOR, _BEYOND = slots.LOSS_SCALE_FACTOR.key, slots.BEYOND_EDGE.key
-_Tensors = Mapping[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Accumulation:
         share_of_one, _ = self._shares
         watched = self._watched(gradients)
 
-        def function(tensors: _Tensors) -> dict[str, torch.Tensor]:
+        def function(tensors: TensorsByKey) -> dict[str, torch.Tensor]:
             results = {}
             weights: Mapping[str, Scalar] = {"kept": 1.0, "share": share_of_one}
             if running:
@@ -89,7 +89,7 @@ class Accumulation:
         pairs = [(slot, self._exchanged(slot)) for slot in gradients]
         accums = tuple(accum for _, accum in pairs)
 
-        def function(tensors: _Tensors) -> dict[str, torch.Tensor]:
+        def function(tensors: TensorsByKey) -> dict[str, torch.Tensor]:
             return {accum.key: tensors[slot.key].to(accum.dtype) for slot, accum in pairs}
 
         return SlotFunction("hand_over", function, (*accums, *gradients), accums)
@@ -128,7 +128,7 @@ class Accumulation:
         elements = sum(slot.numel for slot in watched) * (counted or 1)
         factors = self._factors(watched)
 
-        def function(tensors: _Tensors) -> dict[str, torch.Tensor]:
+        def function(tensors: TensorsByKey) -> dict[str, torch.Tensor]:
             scaling: Scalar = divisor * self.optim.loss_scaling
             for slot in factors:
                 scaling = tensors[slot.key] * scaling
@@ -189,7 +189,7 @@ class Accumulation:
         return tuple(slot for slot in gradients if slot.dtype == torch.float16)
 
 
-def _count_beyond(gradients: Sequence[Slot], tensors: _Tensors) -> torch.Tensor:
+def _count_beyond(gradients: Sequence[Slot], tensors: TensorsByKey) -> torch.Tensor:
     """Count values beyond the limit, including infinities and NaNs."""
     within = [(tensors[slot.key].abs() <= _EDGE).sum(dtype=torch.float32) for slot in gradients]
     return sum(slot.numel for slot in gradients) - torch.stack(within).sum()

@@ -4,7 +4,7 @@ weight.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +13,8 @@ from .._ir import slots
 from .._ir.graph import SlotFunction
 from .._ir.slots import Slot
 from .._ir.spec import OptimSpec
-from .._ops.optimizer_steps import SQUARES, Scalar, Scalars, Tensors, scaled
+from .._ir.tensors import TensorsByKey
+from .._ops.optimizer_steps import SQUARES, MomentTensors, Scalar, Scalars, scaled
 from .._ops.rounding import DROPPED_BITS, rounded
 from .clipping import Anchor, clip_factor, gradients_of, sums_of_squares
 from .own_step import lower_own
@@ -29,8 +30,7 @@ from .per_group import (
 )
 
 _WORD = 2**32 - 1
-_Tensors = Mapping[str, torch.Tensor]
-_Step = tuple[torch.Tensor, torch.Tensor, Tensors, Scalars]
+_StepArguments = tuple[torch.Tensor, torch.Tensor, MomentTensors, Scalars]
 
 
 def lower(
@@ -72,7 +72,7 @@ def lower(
     inputs += [weight.gradient for weight in weights]
     inputs = [*outputs, *inputs, *_hypers_of(groups)]
 
-    def update(tensors: _Tensors) -> dict[str, torch.Tensor]:
+    def update(tensors: TensorsByKey) -> dict[str, torch.Tensor]:
         counters = [slot for slot in outputs if slot in (slots.STEP, slots.ROUNDING)]
         results = {slot.key: tensors[slot.key] + 1 for slot in counters}
         store = RandomRounding(tensors.get(slots.ROUNDING.key))
@@ -115,7 +115,7 @@ class _Weight:
 
 
 @dataclass(frozen=True)
-class _Group:
+class _WeightGroup:
     algorithm: Algorithm
     settings: Settings
     variables: tuple[Slot, ...]
@@ -123,7 +123,9 @@ class _Group:
     counts: bool
     scalars: torch.dtype
 
-    def steps(self, clip: Scalar, tensors: _Tensors) -> Iterator[tuple[_Weight, _Step]]:
+    def steps(
+        self, clip: Scalar, tensors: TensorsByKey
+    ) -> Iterator[tuple[_Weight, _StepArguments]]:
         if not self.weights:
             return
         hyper: dict[str, Scalar] = {
@@ -141,7 +143,7 @@ class _Group:
             yield weight, (value, gradient, state, values)
 
 
-def _groups_of(spec: OptimSpec, params: Sequence[Slot]) -> list[_Group]:
+def _groups_of(spec: OptimSpec, params: Sequence[Slot]) -> list[_WeightGroup]:
     algorithm = ALGORITHMS[spec.algorithm]
     by_path = {param.path: param for param in params}
     groups = []
@@ -160,7 +162,7 @@ def _groups_of(spec: OptimSpec, params: Sequence[Slot]) -> list[_Group]:
         variables = [slots.hyper(name) for name in spec.variables]
         variables += [slots.hyper(name, index, scalars) for name in group.variables]
         counts = bool(weights) and algorithm.counts(settings)
-        groups.append(_Group(algorithm, settings, tuple(variables), weights, counts, scalars))
+        groups.append(_WeightGroup(algorithm, settings, tuple(variables), weights, counts, scalars))
     return groups
 
 
@@ -182,7 +184,7 @@ def _first(moment: Moment, slot: Slot) -> complex:
     return complex(moment.initial, moment.initial) if slot.dtype.is_complex else moment.initial
 
 
-def _hypers_of(groups: Sequence[_Group]) -> list[Slot]:
+def _hypers_of(groups: Sequence[_WeightGroup]) -> list[Slot]:
     hypers = {slot.key: slot for group in groups if group.weights for slot in group.variables}
     return [hypers[key] for key in sorted(hypers)]
 
@@ -219,7 +221,7 @@ def own_squares(spec: OptimSpec, parts: Sequence[Slot]) -> SlotFunction | None:
     if squares is None:
         return None
 
-    def function(tensors: _Tensors) -> dict[str, torch.Tensor]:
+    def function(tensors: TensorsByKey) -> dict[str, torch.Tensor]:
         if measure is None:
             keys = (weight.gradient.key for weight in weights)
             sums = [torch.stack(sums_of_squares(keys, tensors)).sum()]

@@ -20,7 +20,7 @@ from .._ir.schedule import Action, Traffic
 from .._ir.slots import Kind, Slot
 from .._ops import streams
 from . import stopwatch
-from .driver import Keys
+from .driver import RandomKeys
 
 _GRADIENTS = (Kind.ACCUM, Kind.GRADIENT)
 
@@ -97,7 +97,7 @@ class Replica:
         devices: Mapping[int, Device],
         number: int,
         first: int,
-        keys: Keys | None,
+        keys: RandomKeys | None,
     ) -> None:
         self.number = number
         self._of_all, self._keys = first + number, keys

@@ -63,7 +63,7 @@ class LoopExecutable:
         self._report = report
         self._random = {name for name, graph in plan.program.graphs.items() if graph.random}
         self._writes = any(graph.updates for graph in plan.program.graphs.values())
-        self._keys: Keys | None = None
+        self._keys: RandomKeys | None = None
         self._modes = ResultModes(plan.program)
         self._handed: dict[str, torch.Tensor] = {}  # passed from one graph to the next
         self._in_flight: list[Any] = []
@@ -111,7 +111,7 @@ class LoopExecutable:
     def _loop(self, state: State, batch: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         runs = self._bind(state)
         if self._random:
-            self._keys = Keys(state, self._program.loops)
+            self._keys = RandomKeys(state, self._program.loops)
         if self._is_one_run:
             (run,) = runs.values()
             results = self._run(run, state, batch, self._points[0])
@@ -332,7 +332,7 @@ def device_generator() -> Iterator[None]:
             torch.set_rng_state(host)
 
 
-class Keys:
+class RandomKeys:
     """The random keys of a call: one for each iteration, so that iterations draw what separate
     calls would.
     """

@@ -44,7 +44,7 @@ class _Kernel:
 
 
 @dataclass(frozen=True)
-class _Taken:
+class _KernelStep:
     """A step that a kernel runs."""
 
     kernel: _Kernel
@@ -77,7 +77,7 @@ def fuse_steps(module: fx.GraphModule) -> fx.GraphModule:
     return module
 
 
-def _taken(copy: fx.Node) -> _Taken | None:
+def _taken(copy: fx.Node) -> _KernelStep | None:
     """Return the step whose new weight a node writes, if a kernel can run it."""
     place: Any
     stored: Any
@@ -97,7 +97,7 @@ def _taken(copy: fx.Node) -> _Taken | None:
     writes = _writes(node, (place, *given.moments.values()))
     if not (writes and is_place and kernel.takes(given) and _can_share_kernel(tensors)):
         return None
-    return _Taken(kernel, node, given, place, writes)
+    return _KernelStep(kernel, node, given, place, writes)
 
 
 def _writes(node: fx.Node, places: Sequence[Any]) -> tuple[fx.Node, ...]:
@@ -119,7 +119,7 @@ def _writes(node: fx.Node, places: Sequence[Any]) -> tuple[fx.Node, ...]:
     return tuple(writes)
 
 
-def _gradient(taken: _Taken) -> Any:
+def _gradient(taken: _KernelStep) -> Any:
     """Return the gradient that a kernel reads: with weight decay, or before the cast to float32."""
     given = taken.given
     decay = given.numbers["weight_decay"]
@@ -129,7 +129,7 @@ def _gradient(taken: _Taken) -> Any:
     return given.gradient if given.weight is taken.place else _before_cast(given.gradient)
 
 
-def _erase(taken: _Taken) -> None:
+def _erase(taken: _KernelStep) -> None:
     """Erase a step with its writes, and the casts around it that nothing else reads."""
     of_step = {taken.node, *taken.node.users}
     for write in taken.writes:

@@ -20,7 +20,7 @@ from .._ir.program import State
 from .._ir.schedule import Action
 from .._ir.slots import Kind
 from .chips import Replica, devices
-from .driver import Collector, Keys, ResultModes, device_generator, program_report
+from .driver import Collector, RandomKeys, ResultModes, device_generator, program_report
 from .peers import Passing, Peers
 from .prepare import accept_strides, for_device
 from .protocol import Executable, Progress
@@ -101,7 +101,7 @@ class StagedExecutable:
         slices = loops.cut(batch)
         first = self._plan.spec.first_replica
         self._rollback.begin(state, batch)
-        keys = Keys(state, loops) if self._random else None
+        keys = RandomKeys(state, loops) if self._random else None
         replicas = [
             Replica(self._staged, self._modules, self._devices, number, first, keys)
             for number in range(loops.replicas)

@@ -18,7 +18,7 @@ from .._base import trees
 from .._capture.forward import refuse_holders
 from .._ir.symbolic import NotSymbolic
 
-Results = dict[int, list[torch.Tensor]]
+ResultsOfCalls = dict[int, list[torch.Tensor]]
 
 
 class Later:
@@ -62,7 +62,7 @@ for _operator in _OPERATORS:
 
 
 @dataclasses.dataclass(eq=False)
-class _Call:
+class _DeferredCall:
     function: Callable[..., Any]
     arguments: trees.Structure
     # of the tensors in the arguments, for one micro-batch
@@ -75,12 +75,12 @@ class Calls:
     """
 
     def __init__(self) -> None:
-        self._calls: list[_Call] = []
+        self._calls: list[_DeferredCall] = []
         self.rows: int | None = None  # of the micro-batch that calls are made for, one of several
 
     def keep(
         self,
-        results: Results,
+        results: ResultsOfCalls,
         function: Callable[..., Any],
         text: str,
         check: Callable[..., None] | None = None,  # checks the arguments while the step runs
@@ -100,13 +100,13 @@ class Calls:
                 raise NotSymbolic(f"{text} keeps the shapes of tensors until the step has run")
             number = len(self._calls)
             types = [(tensor.shape, tensor.dtype) for tensor in tensors]
-            self._calls.append(_Call(function, structure, types))
+            self._calls.append(_DeferredCall(function, structure, types))
             results[number] = tensors
             return Later(number, text)
 
         return note
 
-    def make(self, results: Results, rows: Sequence[int] = (1,)) -> Any:
+    def make(self, results: ResultsOfCalls, rows: Sequence[int] = (1,)) -> Any:
         """Make the calls for each of the micro-batches that were joined.
 
         Args:

@@ -25,8 +25,7 @@ from torch.overrides import TorchFunctionMode
 from .._base import trees
 from .._data.lengths import next_size
 
-Batch = dict[str, Any]
-Sizes = tuple[int, ...]
+NamedBatch = dict[str, Any]
 
 _NO_LABEL = -100  # the label that torch's loss functions ignore
 # relative to the largest value, because parts of some models compute in single precision
@@ -81,17 +80,17 @@ class Padding:
         longest = getattr(config, "max_position_embeddings", None)
         return cls(groups, fill, longest if isinstance(longest, int) and longest > 0 else None)
 
-    def lengths(self, batch: Batch) -> Sizes | None:
+    def lengths(self, batch: NamedBatch) -> tuple[int, ...] | None:
         """Return the length of each group, or None if the batch has no mask to pad with."""
         mask = batch.get("attention_mask")
         if not isinstance(mask, torch.Tensor) or mask.dim() != 2:
             return None
         return (mask.shape[1], *map(self._length, self.groups[1:], [batch] * len(self.groups[1:])))
 
-    def _length(self, names: Sequence[str], batch: Batch) -> int:
+    def _length(self, names: Sequence[str], batch: NamedBatch) -> int:
         return max((batch[name].shape[1] for name in names if _is_sequence(batch, name)), default=0)
 
-    def resized(self, batch: Batch, sizes: Sizes) -> Batch:
+    def resized(self, batch: NamedBatch, sizes: tuple[int, ...]) -> NamedBatch:
         """Return the batch with other lengths, padded or cut at the end."""
         lengths = self.lengths(batch)
         assert lengths is not None
@@ -114,14 +113,14 @@ class Lengths:
 
     def __init__(self, padding: Padding, most: int, model: nn.Module) -> None:
         self._padding, self._most, self._model = padding, most, model
-        self._chosen: list[Sizes] = []
-        self._compared: set[Sizes] = set()
+        self._chosen: list[tuple[int, ...]] = []
+        self._compared: set[tuple[int, ...]] = set()
         self._is_off = False
         self._rows = 0  # number of rows in a full batch
         # for each dimension of each result, the group with which it grows
         self._varying: list[tuple[int | None, ...]] | None = None
 
-    def pad(self, batches: Sequence[Batch]) -> list[Batch]:
+    def pad(self, batches: Sequence[NamedBatch]) -> list[NamedBatch]:
         """Pad some batches to common sizes; return them as they are if that is not possible."""
         lengths = [self._padding.lengths(batch) for batch in batches]
         known = [each for each in lengths if each is not None]
@@ -137,7 +136,7 @@ class Lengths:
                 return list(batches)
         return [self._padding.resized(batch, sizes) for batch in batches]
 
-    def cut(self, results: Any, batch: Batch) -> Any:
+    def cut(self, results: Any, batch: NamedBatch) -> Any:
         """Remove the padding from the results of a padded batch.
 
         Args:
@@ -150,7 +149,7 @@ class Lengths:
         cut = [_cut(*each, lengths) for each in zip(tensors, self._varying, strict=True)]
         return structure.unflatten(cut)
 
-    def _sizes(self, lengths: Sizes, is_short: bool) -> Sizes:
+    def _sizes(self, lengths: tuple[int, ...], is_short: bool) -> tuple[int, ...]:
         """Choose sizes. A batch with few rows, such as the last one of an epoch, takes the largest
         size.
         """
@@ -165,7 +164,7 @@ class Lengths:
         self._chosen.append(rounded)
         return rounded
 
-    def _is_safe(self, batch: Batch, sizes: Sizes) -> bool:
+    def _is_safe(self, batch: NamedBatch, sizes: tuple[int, ...]) -> bool:
         """Return whether padding leaves the results unchanged, and learn which dimensions grow with
         it.
         """
@@ -192,7 +191,7 @@ class Lengths:
         self._compared.add(sizes)
         return True
 
-    def _learned(self, rows: Batch) -> list[tuple[int | None, ...]]:
+    def _learned(self, rows: NamedBatch) -> list[tuple[int | None, ...]]:
         """Find which dimensions of results grow with which group, from runs with other lengths.
 
         Raises:
@@ -238,7 +237,7 @@ _DROPOUTS = {
 }
 
 
-def _run(model: nn.Module, batch: Batch) -> list[torch.Tensor]:
+def _run(model: nn.Module, batch: NamedBatch) -> list[torch.Tensor]:
     """Return the tensors in a model's results, in double precision and without dropout.
 
     The model runs in its present mode, on copies of its parameters and buffers. Gradients are not
@@ -258,7 +257,7 @@ def _copied(value: Any) -> Any:
     return value.to(torch.float64 if value.is_floating_point() else value.dtype, copy=True)
 
 
-def _is_sequence(batch: Batch, name: str) -> bool:
+def _is_sequence(batch: NamedBatch, name: str) -> bool:
     value = batch.get(name)
     if not isinstance(value, torch.Tensor) or value.dim() != 2:
         return False
@@ -269,7 +268,7 @@ def _resized(value: torch.Tensor, size: int, fill: int) -> torch.Tensor:
     return nn.functional.pad(value, (0, size - value.shape[1]), value=fill)
 
 
-def _compared_rows(batch: Batch) -> Batch:
+def _compared_rows(batch: NamedBatch) -> NamedBatch:
     """Return the first row, and those with the longest source and the longest target.
 
     Only in the longest rows are real tokens adjacent to added ones.
@@ -287,7 +286,7 @@ def _compared_rows(batch: Batch) -> Batch:
     return {name: value[rows] if has_rows(value) else value for name, value in batch.items()}
 
 
-def _groups(short: Sizes, long: Sizes, count: int) -> tuple[int | None, ...]:
+def _groups(short: tuple[int, ...], long: tuple[int, ...], count: int) -> tuple[int | None, ...]:
     if len(short) != len(long):
         raise ValueError(f"results of {len(short)} and of {len(long)} dimensions")
     grown = [after - before for before, after in zip(short, long, strict=True)]
@@ -296,7 +295,9 @@ def _groups(short: Sizes, long: Sizes, count: int) -> tuple[int | None, ...]:
     return tuple(each - 1 if each else None for each in grown)
 
 
-def _cut(value: torch.Tensor, varying: tuple[int | None, ...], lengths: Sizes) -> torch.Tensor:
+def _cut(
+    value: torch.Tensor, varying: tuple[int | None, ...], lengths: tuple[int, ...]
+) -> torch.Tensor:
     for dimension, group in enumerate(varying):
         if group is not None:
             value = value.narrow(dimension, 0, lengths[group])

@@ -19,7 +19,7 @@ from poptorch._capture.metrics import intercepted
 from poptorch._session.calls import Arguments
 from poptorch.dataloader import join
 
-from ._later import Calls, Later, Results
+from ._later import Calls, Later, ResultsOfCalls
 
 try:
     import lightning.pytorch as pl
@@ -195,7 +195,7 @@ class PopTorchStrategy(SingleDeviceStrategy):  # type: ignore[misc]
     def _evaluate(self, name: str, args: tuple[Any, ...]) -> Any:
         executor = self._others.get(name)
         if executor is None:
-            step = _Step(self.lightning_module, name, self._calls)
+            step = _LightningStep(self.lightning_module, name, self._calls)
             executor = poptorch.inferenceModel(step, self._inference_options.clone())
             self._others[name] = executor
         return self._calls.make(executor(*_arguments([args])))
@@ -229,7 +229,7 @@ class PopTorchStrategy(SingleDeviceStrategy):  # type: ignore[misc]
         super().teardown()
 
 
-class _Step(nn.Module):
+class _LightningStep(nn.Module):
     """One step of a module. It also returns the tensors for the calls that are made after it."""
 
     def __init__(self, module: pl.LightningModule, name: str, calls: Calls) -> None:
@@ -238,7 +238,7 @@ class _Step(nn.Module):
         self._name = name
         self._calls = calls
 
-    def forward(self, *args: Any) -> Results:
+    def forward(self, *args: Any) -> ResultsOfCalls:
         result, results = self._run(*args)
         self._calls.keep(results, _returned, "return")(result)
         return results
@@ -255,8 +255,8 @@ class _Step(nn.Module):
 
     def _run(
         self, batch: Any, index: torch.Tensor | None = None, *rest: Any
-    ) -> tuple[Any, Results]:
-        module, results = self.module, Results()
+    ) -> tuple[Any, ResultsOfCalls]:
+        module, results = self.module, ResultsOfCalls()
         checks: dict[str, Any] = {"log": _checked, "log_dict": _checked_dict}
 
         def of_metric(metric: Any, name: str) -> Any:
@@ -276,8 +276,8 @@ class _Step(nn.Module):
                 object.__delattr__(module, name)
 
 
-class _TrainingStep(_Step):
-    def forward(self, scale: torch.Tensor, *args: Any) -> tuple[torch.Tensor, Results]:  # type: ignore[override]
+class _TrainingStep(_LightningStep):
+    def forward(self, scale: torch.Tensor, *args: Any) -> tuple[torch.Tensor, ResultsOfCalls]:  # type: ignore[override]
         result, results = self._run(*args)
         loss, rest = result, None
         if isinstance(result, dict):

@@ -24,7 +24,7 @@ except ModuleNotFoundError as error:
     error.add_note('  Fix:    pip install "poptorch[transformers]"')
     raise
 
-from ._lengths import Batch, Lengths, Padding
+from ._lengths import Lengths, NamedBatch, Padding
 
 _NORM = "GradientNorm"
 _RNG_FILE = "poptorch_rng.pt"
@@ -133,7 +133,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
         loss = executor._run_micro_batches((of(count), join(window)), each)
         return loss.sum()
 
-    def _lengths_of(self, what: str, batch: Batch) -> Lengths:
+    def _lengths_of(self, what: str, batch: NamedBatch) -> Lengths:
         names = (what, *sorted(batch))
         if names not in self._lengths:
             compared = _Loss(self) if what == "training" else _Evaluation(self)
@@ -165,7 +165,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
         options.Training.accumulationAndReplicationReductionType(poptorch.ReductionType.Sum)
         if self._returns_norm():
             options.anchorTensor(_NORM, _NORM, poptorch.OutputMode.Final)
-        self._training = poptorch.trainingModel(_Step(self), options, optimizer)
+        self._training = poptorch.trainingModel(_TrainerStep(self), options, optimizer)
         # the base class calls it at every step
         if type(self.model).zero_grad is nn.Module.zero_grad:
             self.model.zero_grad = optimizer.zero_grad  # this method does not read the weights
@@ -245,7 +245,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
                 executor.copyWeightsToDevice()
 
 
-class _Step(nn.Module):
+class _TrainerStep(nn.Module):
     def __init__(self, trainer: Trainer) -> None:
         super().__init__()
         self.model = trainer.model
@@ -310,7 +310,7 @@ class _Padded:
         return getattr(self._executor, name)
 
 
-def _rows(batch: Batch) -> int:
+def _rows(batch: NamedBatch) -> int:
     """Return how many rows the first tensor of a batch has."""
     return next((t.shape[0] for t in batch.values() if isinstance(t, torch.Tensor) and t.dim()), 1)
 

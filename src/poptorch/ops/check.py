@@ -10,7 +10,7 @@ import torch
 from .._base.errors import Error
 from .._ir.slots import narrowed
 
-Kind = tuple[tuple[int, ...], torch.dtype]
+TensorKind = tuple[tuple[int, ...], torch.dtype]
 
 
 def refuse(title: str, got: str, fix: str) -> NoReturn:
@@ -34,21 +34,23 @@ def tensors(returned: Any, title: str) -> list[torch.Tensor]:
     refuse(title, repr(returned), "return a tensor, or a tuple or list of tensors")
 
 
-def kinds_of(tensors: Iterable[torch.Tensor]) -> tuple[Kind, ...]:
+def kinds_of(tensors: Iterable[torch.Tensor]) -> tuple[TensorKind, ...]:
     return tuple((tuple(tensor.shape), tensor.dtype) for tensor in tensors)
 
 
-def describe(kinds: Sequence[Kind]) -> str:
+def describe(kinds: Sequence[TensorKind]) -> str:
     return ", ".join(f"{str(d).removeprefix('torch.')}{list(s)}" for s, d in kinds) or "nothing"
 
 
-def empty(kinds: Iterable[Kind], operands: Iterable[Any]) -> list[torch.Tensor]:
+def empty(kinds: Iterable[TensorKind], operands: Iterable[Any]) -> list[torch.Tensor]:
     """Return empty tensors of the given kinds, on the device of the first of the other tensors."""
     device = next((x.device for x in operands if isinstance(x, torch.Tensor)), torch.device("cpu"))
     return [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in kinds]
 
 
-def like_examples(name: str, results: Sequence[torch.Tensor], examples: Sequence[Kind]) -> None:
+def like_examples(
+    name: str, results: Sequence[torch.Tensor], examples: Sequence[TensorKind]
+) -> None:
     """Compare results with the expected kinds. A 64-bit type matches the 32-bit type that
     it becomes.
     """

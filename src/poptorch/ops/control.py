@@ -13,10 +13,10 @@ from .._ops.context import Capture, eager_run, listener
 from . import check
 from .check import describe, kinds_of
 
-Body = Callable[..., Any]
 
-
-def for_loop(count: int, body: Body, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+def for_loop(
+    count: int, body: Callable[..., Any], inputs: list[torch.Tensor]
+) -> list[torch.Tensor]:
     """Run a body a fixed number of times. Its outputs are the inputs of the next iteration.
 
     Python runs the body once, to capture it, so its side effects on Python objects happen once. The
@@ -67,9 +67,9 @@ def for_loop(count: int, body: Body, inputs: list[torch.Tensor]) -> list[torch.T
 
 def cond(
     condition: torch.Tensor,
-    then_body: Body,
+    then_body: Callable[..., Any],
     then_inps: list[torch.Tensor],
-    else_body: Body,
+    else_body: Callable[..., Any],
     else_inps: list[torch.Tensor],
 ) -> list[torch.Tensor]:
     """Run one of two bodies. A tensor decides which one when the program runs.

@@ -16,17 +16,17 @@ from .._base.errors import Error, InvalidValue
 from .._ops.context import listener, outermost
 from .._ops.library import copied, define
 from . import check, known
-from .check import Kind, kinds_of
+from .check import TensorKind, kinds_of
 
-Attributes = Mapping[str, Any]
-Forward = Callable[[list[torch.Tensor], Attributes], Sequence[torch.Tensor]]
-Backward = Callable[
-    [list[torch.Tensor], list[torch.Tensor], list[torch.Tensor], Attributes],
+OperatorAttributes = Mapping[str, Any]
+OperatorForward = Callable[[list[torch.Tensor], OperatorAttributes], Sequence[torch.Tensor]]
+OperatorBackward = Callable[
+    [list[torch.Tensor], list[torch.Tensor], list[torch.Tensor], OperatorAttributes],
     Sequence[torch.Tensor | None],
 ]
 
 
-_registered: dict[str, tuple[Forward, Backward | None]] = {}
+_registered: dict[str, tuple[OperatorForward, OperatorBackward | None]] = {}
 _TABLE = "use ASCII strings as keys, and numbers, bools, ASCII strings or lists of these as values"
 # For each type: the name of such numbers, and the smallest and largest valid one.
 _RANGES: dict[type, tuple[str, float, float]] = {
@@ -40,7 +40,11 @@ def _key_of(name: str, domain: str, version: object) -> str:
 
 
 def register_custom_op(
-    name: str, domain: str, version: int, forward: Forward, backward: Backward | None = None
+    name: str,
+    domain: str,
+    version: int,
+    forward: OperatorForward,
+    backward: OperatorBackward | None = None,
 ) -> None:
     """Register an operator for ``custom_op``, or replace it.
 
@@ -115,7 +119,10 @@ def _overload(library: Any, name: str) -> Any:
 
 
 def _of_user(
-    key: str, tensors: list[torch.Tensor], expected: tuple[Kind, ...], attributes: dict[str, Any]
+    key: str,
+    tensors: list[torch.Tensor],
+    expected: tuple[TensorKind, ...],
+    attributes: dict[str, Any],
 ) -> list[torch.Tensor]:
     forward, backward = _registered[key]
     if backward is None and _needs_gradient(tensors):
@@ -284,7 +291,7 @@ def accessAttributes(attribute_id_str: str) -> dict[str, Any]:
     return attributes
 
 
-def _templates(text: str) -> list[Kind]:
+def _templates(text: str) -> list[TensorKind]:
     return [(tuple(shape), getattr(torch, dtype)) for shape, dtype in json.loads(text)]
 
 
@@ -353,7 +360,7 @@ _custom_op = define(
 
 # For each operator whose result shapes are found by running it: the kinds of results by the kinds
 # of arguments.
-_seen: dict[Any, dict[tuple[Any, ...], tuple[Kind, ...]]] = {}
+_seen: dict[Any, dict[tuple[Any, ...], tuple[TensorKind, ...]]] = {}
 
 
 def _call_library(

@@ -142,7 +142,7 @@ class CPU:
 _numbers: dict[str, itertools.count[int]] = {}
 # For each place in a program, permanently: a function of lists of CPU tensors, and the kinds of its
 # results.
-_sites: dict[str, tuple[Callable[..., list[torch.Tensor]], tuple[check.Kind, ...]]] = {}
+_sites: dict[str, tuple[Callable[..., list[torch.Tensor]], tuple[check.TensorKind, ...]]] = {}
 
 
 def _run_site(

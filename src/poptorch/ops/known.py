@@ -22,7 +22,7 @@ _MANTISSA, _BIAS = 23, 127  # of the float32 format
 
 
 @dataclass(frozen=True, eq=False)
-class _Call:
+class _KnownCall:
     name: str
     inputs: Sequence[torch.Tensor]
     attributes: Mapping[str, Any]
@@ -79,24 +79,24 @@ class _Call:
 
 def call(name: str, *given: Any) -> torch.Tensor:
     """Compute an operator from inputs, attributes and example outputs."""
-    return _OPERATORS[name](_Call(name, *given))
+    return _OPERATORS[name](_KnownCall(name, *given))
 
 
 def versions(name: str, domain: str) -> list[int]:
     return [VERSION] if domain == DOMAIN and name in _OPERATORS else []
 
 
-def _proxy(call: _Call) -> torch.Tensor:
+def _proxy(call: _KnownCall) -> torch.Tensor:
     value, proxy = call.floats(2)
     if value.shape != proxy.shape:
         call.refuse_inputs("pass a value and a proxy of one shape")
     return with_surrogate_gradient(value, proxy, lambda gradient: gradient.to(proxy.dtype))
 
 
-def _distance(norm: float) -> Callable[[_Call], torch.Tensor]:
+def _distance(norm: float) -> Callable[[_KnownCall], torch.Tensor]:
     """Return the norms of all ``a[i] - b[j]``, computed in float32: (M, K), (N, K) to (M, N)."""
 
-    def operator(call: _Call) -> torch.Tensor:
+    def operator(call: _KnownCall) -> torch.Tensor:
         a, b = call.floats(2)
         if a.dim() != 2 or b.dim() != 2 or a.shape[1] != b.shape[1] or a.dtype != b.dtype:
             call.refuse_inputs("pass matrices M x K and N x K of one type")
@@ -107,7 +107,7 @@ def _distance(norm: float) -> Callable[[_Call], torch.Tensor]:
     return operator
 
 
-def _quant(call: _Call) -> torch.Tensor:
+def _quant(call: _KnownCall) -> torch.Tensor:
     (x,) = call.floats(1)
     exponent = call.integer("exponent_bits", 2, 5)
     mantissa = call.integer("mantissa_bits", 0, 10)
@@ -141,7 +141,7 @@ def _quantised(x: torch.Tensor, exponent: int, mantissa: int, stochastic: bool) 
     return (whole * unit).to(x.dtype)
 
 
-def _sparse(call: _Call) -> torch.Tensor:
+def _sparse(call: _KnownCall) -> torch.Tensor:
     (dense,) = call.floats(1)
     left = call.choice("mode", "sparse_dense", "dense_sparse") == "sparse_dense"
     n_rows, n_cols, block = (call.integer(key, 1) for key in ("n_rows", "n_cols", "block_size"))
@@ -174,7 +174,7 @@ def _block_product(
     return torch.zeros(shape, dtype=dense.dtype).index_add(-3, written, parts).flatten(-3, -2)
 
 
-def _gather(call: _Call) -> torch.Tensor:
+def _gather(call: _KnownCall) -> torch.Tensor:
     x, count = call.exchanged(), _replicas().total
     shapes: list[tuple[int, ...]] = [(count, *x.shape), (count * x.numel(),)]
     if x.dim():
@@ -189,7 +189,7 @@ def _gather(call: _Call) -> torch.Tensor:
     return _exchange(call, "all_gather").reshape(remedy)
 
 
-def _reduce(call: _Call) -> torch.Tensor:
+def _reduce(call: _KnownCall) -> torch.Tensor:
     call.exchanged()
     call.choice("op", "sum", default="sum")
     in_backward = bool(call.integer("backwards", 0, 1, default=0))
@@ -203,7 +203,7 @@ def _reduce(call: _Call) -> torch.Tensor:
     return _exchange(call, "all_reduce", size, stride, in_backward)
 
 
-def _all_to_all(call: _Call) -> torch.Tensor:
+def _all_to_all(call: _KnownCall) -> torch.Tensor:
     x, count = call.exchanged(), _replicas().total
     if not x.dim() or x.shape[0] % count:
         call.refuse_inputs(
@@ -212,7 +212,7 @@ def _all_to_all(call: _Call) -> torch.Tensor:
     return _exchange(call, "all_to_all")
 
 
-_OPERATORS: dict[str, Callable[[_Call], torch.Tensor]] = {
+_OPERATORS: dict[str, Callable[[_KnownCall], torch.Tensor]] = {
     "AutogradProxy": _proxy,
     "L1Distance": _distance(1.0),
     "L2Distance": _distance(2.0),
@@ -230,7 +230,7 @@ def _replicas() -> Replicas:
     return Replicas() if capture is None else capture.together()
 
 
-def _exchange(call: _Call, kind: str, *settings: int) -> torch.Tensor:
+def _exchange(call: _KnownCall, kind: str, *settings: int) -> torch.Tensor:
     x, name, replicas = call.inputs[0], call.name, _replicas()
     if replicas.count == 1:
         return exchanges.alone(x, kind, settings, replicas.processes)

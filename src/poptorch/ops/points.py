@@ -13,7 +13,7 @@ from .._base.errors import InvalidValue
 from .._ops.library import define
 from . import check
 
-Batch = Sequence[int] | torch.Tensor | None
+PointBatch = Sequence[int] | torch.Tensor | None
 
 
 def fps(
@@ -69,7 +69,7 @@ def _check_segments(ptr: Any, points: int) -> None:
 
 
 def nearest(
-    x: torch.Tensor, y: torch.Tensor, batch_x: Batch = None, batch_y: Batch = None
+    x: torch.Tensor, y: torch.Tensor, batch_x: PointBatch = None, batch_y: PointBatch = None
 ) -> torch.Tensor:
     """Find the nearest row of ``y`` of the same batch, for each row of ``x``.
 
@@ -112,7 +112,7 @@ def _points(tensor: torch.Tensor, name: str) -> torch.Tensor:
     return tensor.detach().float().reshape(len(tensor), -1)
 
 
-def _batch(batch: Batch, name: str, count: int) -> Sequence[int] | torch.Tensor:
+def _batch(batch: PointBatch, name: str, count: int) -> Sequence[int] | torch.Tensor:
     if batch is None or (isinstance(batch, list) and not batch):
         return [0] * count
     is_ints = isinstance(batch, list) and all(isinstance(b, int) for b in batch)

@@ -28,7 +28,7 @@ from .._ir.own_step import (
     substituted,
 )
 from .._ir.spec import OptimGroup, OptimSpec, Setting
-from .._ir.state_views import WEIGHT, Place, views_among
+from .._ir.state_views import WEIGHT, StatePlace, views_among
 from .._residency import unwatched
 from .joint import class_of, members_of
 from .step_hooks import digest_of, hooks_of
@@ -44,7 +44,7 @@ _REFUSED = {
     "LBFGS": "it calls the model again within a step, until values on the host say that it is done",
     "SparseAdam": "its gradients are sparse, and those of a compiled program are dense",
 }
-NumbersByPlace = dict[Place, float]
+NumbersByPlace = dict[StatePlace, float]
 
 
 def refuse(optimizer: torch.optim.Optimizer) -> None:
@@ -95,8 +95,8 @@ def own_step(optimizer: torch.optim.Optimizer, path_of: Callable[[Any], str | No
     groups: list[OwnGroup] = []
     optimizers: list[OwnOptimizer] = []
     numbers: NumbersByPlace = {}
-    places: dict[int, list[Place]] = {}  # by the identity of the tensor that is there
-    tensors: dict[Place, torch.Tensor] = {}  # weights and their state
+    places: dict[int, list[StatePlace]] = {}  # by the identity of the tensor that is there
+    tensors: dict[StatePlace, torch.Tensor] = {}  # weights and their state
     for number, member in enumerate(members_of(optimizer)):
         first = len(groups)
         state: dict[str, Any] = {}
@@ -118,7 +118,7 @@ def own_step(optimizer: torch.optim.Optimizer, path_of: Callable[[Any], str | No
         indices = tuple(range(first, len(groups)))
         hooks = hooks_of(member)
         optimizers.append(OwnOptimizer(type(member), attributes, indices, state, hooks))
-    shared: dict[Place, Place] = {}
+    shared: dict[StatePlace, StatePlace] = {}
     for place, *others in places.values():
         if others:
             shared |= {place: others[0], **dict.fromkeys(others, place)}
@@ -126,12 +126,14 @@ def own_step(optimizer: torch.optim.Optimizer, path_of: Callable[[Any], str | No
     return OwnStep(tuple(optimizers), tuple(groups), numbers, shared=shared, first_views=views)
 
 
-def _tensors(values: Mapping[str, Any], owner: str) -> dict[Place, torch.Tensor]:
+def _tensors(values: Mapping[str, Any], owner: str) -> dict[StatePlace, torch.Tensor]:
     held = flat(values).items()
     return {(owner, name): each for name, each in held if isinstance(each, torch.Tensor)}
 
 
-def _note_places(values: Mapping[str, Any], owner: str, places: dict[int, list[Place]]) -> None:
+def _note_places(
+    values: Mapping[str, Any], owner: str, places: dict[int, list[StatePlace]]
+) -> None:
     for name, value in flat(values).items():
         if isinstance(value, torch.Tensor) and not isinstance(value, torch.nn.Parameter):
             places.setdefault(id(value), []).append((owner, name))

@@ -9,9 +9,11 @@ from typing import Self
 
 from .._base.errors import AssertionFailure
 
-Attributes = Mapping[str, Mapping[str, str]]
+ActiveAttributes = Mapping[str, Mapping[str, str]]
 # The attributes that operators created now receive.
-current: ContextVar[Attributes] = ContextVar("poptorch attributes", default=MappingProxyType({}))
+current: ContextVar[ActiveAttributes] = ContextVar(
+    "poptorch attributes", default=MappingProxyType({})
+)
 
 
 class Attribute:
@@ -39,7 +41,7 @@ class Attribute:
                     fix='for example poptorch.Attribute(__outline={"layer": "embedding"})',
                 )
         self._attributes = kwargs
-        self._outer: list[Attributes] = []
+        self._outer: list[ActiveAttributes] = []
 
     def __enter__(self) -> Self:
         outer = current.get()

@@ -1,7 +1,7 @@
 """Prepare the inputs of a call and its results: arguments, batches, sizes, output structures."""
 
 from .inputs import Indices, Inputs, return_inputs
-from .outputs import LastCall, Moments, Outputs
+from .outputs import CallMoments, LastCall, Outputs
 from .short_batches import (
     Emitted,
     Share,
@@ -17,11 +17,11 @@ from .varying_sizes import VaryingSizes, shapes_of, why_fixed
 __all__ = [
     "Arguments",
     "Bound",
+    "CallMoments",
     "Emitted",
     "Indices",
     "Inputs",
     "LastCall",
-    "Moments",
     "Outputs",
     "Share",
     "Signature",

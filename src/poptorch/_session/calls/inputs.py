@@ -16,7 +16,7 @@ from ..._base.errors import AssertionFailure, Error
 from ..._capture import report_narrowed
 from ..._ir import slots
 from ..._ir.conditions import Conditions
-from ..._ir.indices import Range
+from ..._ir.indices import IndexRange
 from ..._ir.loops import Loops
 from ..._ir.program import State
 from ..._ir.slots import Kind, Slot, narrowed, type_text
@@ -480,9 +480,9 @@ def refuse_kind(path: str, what: str, fix: str) -> NoReturn:
 class Indices:
     """The ranges in which the inputs of one compiled program must be."""
 
-    ranges: Sequence[Range]  # empty if the check is off
+    ranges: Sequence[IndexRange]  # empty if the check is off
     # computed from inputs that are used to compute indices
-    preconditions: Callable[[], Iterable[Range]]
+    preconditions: Callable[[], Iterable[IndexRange]]
     paths: Sequence[str]
 
     def check(self, batch: Sequence[torch.Tensor], state: State) -> None:
@@ -498,7 +498,7 @@ class Indices:
                 raise better from error
 
     def _first(
-        self, ranges: Iterable[Range], batch: Sequence[torch.Tensor], state: State, *more: str
+        self, ranges: Iterable[IndexRange], batch: Sequence[torch.Tensor], state: State, *more: str
     ) -> Error | None:
         """Return an error about the first index that is out of range."""
         for index_range in ranges:

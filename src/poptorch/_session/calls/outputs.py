@@ -30,8 +30,10 @@ _EXPLAINING = {"backward": _refuse_backward, "__getstate__": lambda: None}
 
 # Times of a call: when it began, when the batch was taken, when all results were ready, and when
 # they were returned.
-Moments = tuple[float, float, float, float]
-LastCall = tuple[Moments, Mapping[str, torch.Tensor]]  # also contains the anchors, by short name
+CallMoments = tuple[float, float, float, float]
+LastCall = tuple[
+    CallMoments, Mapping[str, torch.Tensor]
+]  # also contains the anchors, by short name
 
 
 class Outputs:

@@ -28,7 +28,7 @@ _WHOLE = (
 )
 
 
-Rows = tuple[int, ...]  # of one micro-batch, for each tensor; 0 if it has no dimensions
+RowCounts = tuple[int, ...]  # of one micro-batch, for each tensor; 0 if it has no dimensions
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Share:
 
     updates: int = 0  # 0 for the remainder
     # sizes of the remainder's micro-batches, with the number of each
-    sizes: tuple[tuple[Rows, int], ...] = ()
+    sizes: tuple[tuple[RowCounts, int], ...] = ()
 
     def spec(self, spec: Spec) -> Spec:
         """Return the settings of its program, which treats a remainder as one micro-batch."""
@@ -112,7 +112,7 @@ def unequal_share(micro_batches: Sequence[Bound]) -> Share:
     return Share(sizes=tuple((rows, len(list(group))) for rows, group in groups))
 
 
-def rows_of(bound: Bound) -> Rows:
+def rows_of(bound: Bound) -> RowCounts:
     return tuple(tensor.shape[0] if tensor.dim() else 0 for tensor in bound.tensors)
 
 

@@ -195,7 +195,7 @@ def _pickle(
 ) -> dict[str, torch.Tensor]:
     """Add a pickle to the parts of a file, and return the tensors to which it refers."""
     buffer = io.BytesIO()
-    pickler = _Pickler(buffer, known)
+    pickler = _ReferencePickler(buffer, known)
     try:
         pickler.dump(vars(objects))
     except (pickle.PicklingError, AttributeError, TypeError) as error:
@@ -381,7 +381,7 @@ _PICKLED = (torch.Tensor, nn.Parameter)
 TensorReference = tuple[str, bool, bool]
 
 
-class _Pickler(pickle.Pickler):
+class _ReferencePickler(pickle.Pickler):
     def __init__(self, file: io.BytesIO, known: Mapping[str, torch.Tensor]) -> None:
         super().__init__(file, protocol=_PROTOCOL)
         self.tensors: dict[str, torch.Tensor] = {}

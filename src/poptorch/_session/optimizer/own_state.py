@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ..._ir.own_step import Kept, Leaf, flat, of_group, of_optimizer, substituted
-from ..._ir.state_views import Place
+from ..._ir.state_views import StatePlace
 from ..._residency import unwatched
 from ...optim.names import STEPPED
 from .torch_state import TorchState
@@ -36,9 +36,9 @@ class OwnState(TorchState):
         on_device, _ = link.read_state()
         self._updates = 0
         layouts, views = link.spec.own.layouts, link.spec.own.views
-        made: dict[Place, torch.Tensor] = {}
+        made: dict[StatePlace, torch.Tensor] = {}
 
-        def tensor(place: Place) -> torch.Tensor:
+        def tensor(place: StatePlace) -> torch.Tensor:
             """Return a tensor of the state, which shares memory as it would in eager PyTorch."""
             view = views.get(place)
             if place not in made:

@@ -19,7 +19,7 @@ from ..._ir.blocks import product_settings
 from ..._ir.spec import Spec
 from ..._systems import KINDS, ChipKind, System, system_of
 from ...backends import Stopwatch, timing
-from ..calls import Moments
+from ..calls import CallMoments
 from ..programs import Model, Specialization
 from .captures import Captures
 from .loss_watch import LossWatch
@@ -79,7 +79,7 @@ class Reports:
         self._watch = watch
         return results
 
-    def called(self, now: Specialization, moments: Moments) -> None:
+    def called(self, now: Specialization, moments: CallMoments) -> None:
         """Record how long the last call took, and write the report after some calls."""
         self._now = now
         if now.spec.runtime.cycle_count:

@@ -14,14 +14,12 @@ from ..._base.user_modes import without_user_modes, written_to
 from ..._capture import ModelTensor, tensors_of, without_data
 from ..._compile import CompiledModel, agreement
 from ..._ir import verify
-from ..._ir.bundle import Member, View
+from ..._ir.bundle import BundleView, Member
 from ..._ir.plan import Plan
 from ..._ir.program import Program, Scatter, State
 from ..._ir.slots import Kind, Slot
 from ..._residency import DeviceCopies, Event, unwatched
 from ..programs import ModelTensors
-
-Tensors = dict[str, torch.Tensor]
 
 # Kinds without a host tensor, which a detached executor keeps.
 DEVICE_ONLY = (Kind.OPTSTATE, Kind.RNG)
@@ -41,7 +39,7 @@ class StateLayout:
 
     def __init__(self, plan: Plan) -> None:
         spec, program = plan.spec, plan.program
-        self.views: dict[str, View] = {view.slot.key: view for view in program.spread()}
+        self.views: dict[str, BundleView] = {view.slot.key: view for view in program.spread()}
         self.flat = list(dict.fromkeys(view.flat for view in self.views.values()))
         self.has_remote_stages = spec.target.parts > 1
         self._process, self._part = spec.target.process_id, spec.target.part
@@ -57,12 +55,12 @@ class StateLayout:
     def is_in_parts(self) -> bool:
         return bool(self.views) or self.has_remote_stages
 
-    def place_parts(self, tensors: Tensors) -> None:
+    def place_parts(self, tensors: dict[str, torch.Tensor]) -> None:
         """Make this process's parts of weights and sums views of the whole tensors."""
         for whole, part in self._program.parts:
             tensors[part.key] = tensors[whole.key][self._process * part.numel :][: part.numel]
 
-    def drop_remote(self, tensors: Tensors) -> None:
+    def drop_remote(self, tensors: dict[str, torch.Tensor]) -> None:
         """Release tensors that only other processes need. Each chip has its own accumulators."""
         if not self.has_remote_stages:
             return
@@ -81,14 +79,16 @@ class StateLayout:
         _job.current().broadcast([value], _STAGES, self._members[holders[0]], self._members)
         return value
 
-    def gathered(self, tensors: Mapping[str, torch.Tensor], weights: bool = False) -> Tensors:
+    def gathered(
+        self, tensors: Mapping[str, torch.Tensor], weights: bool = False
+    ) -> dict[str, torch.Tensor]:
         """Return the tensors of which this process has only a part or nothing. All processes call
         this.
 
         With ``weights``, this includes weights and buffers, and otherwise only state without a host
         tensor.
         """
-        result: Tensors = {}
+        result: dict[str, torch.Tensor] = {}
         for flat in self.flat:
             joined = torch.cat(_job.current().gather(tensors[flat].contiguous(), _OPTIMIZER))
             own = ((key, view) for key, view in self.views.items() if view.flat == flat)
@@ -99,7 +99,7 @@ class StateLayout:
                 result[key] = self.read(tensors, key)
         return result
 
-    def write_part(self, tensors: Tensors, key: str, value: torch.Tensor) -> None:
+    def write_part(self, tensors: dict[str, torch.Tensor], key: str, value: torch.Tensor) -> None:
         view, flat = self.views[key], tensors[self.views[key].flat]
         # index of this part's beginning within the tensor
         first = view.offset - self._process * flat.numel()
@@ -151,7 +151,7 @@ class StateStore:
         self._runs_together = plan.spec.runs_together
         self.layout = StateLayout(plan)
         # sharded state that was written before the processes agreed
-        self._waiting: Tensors | None = None if agreed else {}
+        self._waiting: dict[str, torch.Tensor] | None = None if agreed else {}
         tensors = (
             {}
             if other is None or not reading.has_those_of(other._reading)
@@ -256,7 +256,7 @@ class StateStore:
         self._send(Event.ATTACH, new)
         self._send(event, known)
 
-    def _send(self, event: Event, hosts: Tensors) -> None:
+    def _send(self, event: Event, hosts: dict[str, torch.Tensor]) -> None:
         with without_user_modes():
             unwatched(self._write_from, hosts)
             self._moved(event, hosts)
@@ -269,7 +269,7 @@ class StateStore:
             self._fetch(Event.DETACH, paths, local_only=False)
             self._device.leave(path for path in paths if path in self._device.copies)
 
-    def _refuse_unreadable(self, hosts: Tensors) -> None:
+    def _refuse_unreadable(self, hosts: dict[str, torch.Tensor]) -> None:
         """Check all tensors before the first one is written, so that the device gets all new values
         or none.
         """
@@ -282,7 +282,7 @@ class StateStore:
                     fix="give it values: module.to_empty(device='cpu'), then load_state_dict()",
                 )
 
-    def _write_from(self, hosts: Tensors) -> None:
+    def _write_from(self, hosts: dict[str, torch.Tensor]) -> None:
         self._refuse_unreadable(hosts)
         values = {key: self._device_value(key, host) for key, host in hosts.items()}
         for key, value in values.items():
@@ -307,7 +307,7 @@ class StateStore:
             )
         return host
 
-    def _moved(self, event: Event, hosts: Tensors) -> None:
+    def _moved(self, event: Event, hosts: dict[str, torch.Tensor]) -> None:
         values = self.state.values
         pairs = {self._slots[key].path: (host, values[key]) for key, host in hosts.items()}
         self._device.moved(event, pairs)
@@ -427,7 +427,7 @@ class StateStore:
                 keys[key] = key
         return {path for path, place in paths.items() if path == place}, keys
 
-    def _shared_with(self, other: StateStore) -> Tensors:
+    def _shared_with(self, other: StateStore) -> dict[str, torch.Tensor]:
         """Return the tensors of another store that have the same layout here. They are shared."""
         slots = other._program.stored
         parts, other_parts = _parts(self._program), _parts(other._program)
@@ -456,7 +456,7 @@ class StateStore:
             if kind is Kind.OPTSTATE and key in self.state.tensors:
                 self.state.tensors[key].fill_(self._program.initial.get(key, 0.0))
 
-    def device_only(self, leaving: bool = False) -> Tensors:
+    def device_only(self, leaving: bool = False) -> dict[str, torch.Tensor]:
         """Return copies of moments, counters and rounding state; of sharded state, this process's
         part.
 
@@ -557,7 +557,7 @@ def _on_host(value: torch.Tensor) -> torch.Tensor:
     return value if value.is_meta else value.cpu()  # a meta tensor's values are in other processes
 
 
-def _viewed(flat: torch.Tensor, view: View | Member) -> torch.Tensor:
+def _viewed(flat: torch.Tensor, view: BundleView | Member) -> torch.Tensor:
     return flat[view.offset :][: view.slot.numel].view(view.slot.shape)
 
 
