@@ -1,8 +1,8 @@
 # Every target makes a virtual environment first; nothing else needs to be set up.
 #   make demo                  train and evaluate FashionMNIST, native PyTorch and poptorch side by side
 #   make demo-processes        the same training in two processes that work together
-#   make test                  lint, types and tests; of tests that are slow, the first case
-#   make test-full             make test, then all further cases of slow tests, and larger ones
+#   make test                  lint, types and tests: up to three cases of each, or one where they are slow
+#   make test-full             make test, then all further cases, and larger tests
 #   make test-capabilities     the tests of numbers, with each set of instructions of this processor
 #   make test-long             what takes long: sweeps, hard use, kills, jobs, sites; before a release
 #   make test-torch VERSION=2.14.1   all tests on another release of torch, or on its nightly build

@@ -10,7 +10,7 @@ import re
 import shutil
 import signal
 import tempfile
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from pathlib import Path
 
 # Before anything imports poptorch: the log level and others are read at import.
@@ -62,23 +62,15 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started us m
 import pytest  # noqa: E402
 import torch  # noqa: E402
 
-from helpers import compiled  # noqa: E402
+from helpers import compiled, selection  # noqa: E402
 
 compiled.watch()  # before anything is compiled, by a fixture of a file for one
 torch.set_num_threads(1)  # tests are small and run at the same time
 
 
-# Which cases a run takes, by whether a case is the first one of its test and whether it is slow.
-# What "short" leaves out is "rest". A test that is marked ``larger`` is slow and never first.
-SELECTIONS: dict[str, Callable[[bool, bool], bool]] = {
-    "quick": lambda first, slow: first and not slow,
-    "short": lambda first, slow: first or not slow,
-    "rest": lambda first, slow: slow and not first,
-}
-
-
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--cases", choices=SELECTIONS, help="a part of the cases; see CONTRIBUTING.md")
+    explanation = "a part of the cases; see CONTRIBUTING.md"
+    parser.addoption("--cases", choices=selection.PARTS, help=explanation)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -92,15 +84,19 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 @pytest.hookimpl(trylast=True)  # when those that are long are gone
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Keep the cases that ``--cases`` names."""
-    if (named := config.getoption("--cases")) is None:
+    if (part := config.getoption("--cases")) is None:
         return
-    is_wanted = SELECTIONS[named]
-    larger = {item for item in items if item.get_closest_marker("larger") is not None}
-    firsts = {*{item.nodeid.partition("[")[0]: item for item in reversed(items)}.values()} - larger
+    cases = [
+        selection.Case(
+            item.nodeid.partition("[")[0],
+            slow=item.get_closest_marker("slow") is not None,
+            full=any(item.get_closest_marker(mark) for mark in ("larger", "full")),
+        )
+        for item in items
+    ]
     kept, left_out = [], []
-    for item in items:
-        slow = item in larger or item.get_closest_marker("slow") is not None
-        (kept if is_wanted(item in firsts, slow) else left_out).append(item)
+    for item, is_kept in zip(items, selection.is_in(part, cases), strict=True):
+        (kept if is_kept else left_out).append(item)
     config.hook.pytest_deselected(items=left_out)
     items[:] = kept
 

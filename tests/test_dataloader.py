@@ -478,16 +478,33 @@ PADDED = [
 FILL = {"tokens": 0, "labels": -100}
 
 
-def test_a_batch_gets_the_smallest_size_that_holds_it_tuples_too() -> None:
+def test_a_padded_batch_has_the_smallest_size_that_holds_it() -> None:
     collate = poptorch.PadToSizes([8, 4], FILL)
-    short, long = collate(PADDED[:2]), collate(PADDED[2:])
-    assert short["tokens"].tolist() == [[1, 2, 0, 0], [1, 2, 3, 0]]
-    assert short["labels"].tolist() == [[7, 7, -100, -100], [7, 7, 7, -100]]
-    assert short["kind"].tolist() == [0, 1]
-    assert long["tokens"].shape == (2, 8)
+    two_and_three, four_and_six = PADDED[:2], PADDED[2:]
+
+    assert collate(two_and_three)["tokens"].shape == (2, 4)
+    assert collate(four_and_six)["tokens"].shape == (2, 8)
+
+
+def test_each_entry_of_a_dictionary_is_padded_with_its_own_value() -> None:
+    batch = poptorch.PadToSizes([8, 4], FILL)(PADDED[:2])
+
+    assert batch["tokens"].tolist() == [[1, 2, 0, 0], [1, 2, 3, 0]]
+    assert batch["labels"].tolist() == [[7, 7, -100, -100], [7, 7, 7, -100]]
+    assert batch["kind"].tolist() == [0, 1]
+
+
+def test_padding_leaves_the_samples_as_they_are() -> None:
+    poptorch.PadToSizes([8, 4], FILL)(PADDED[:2])
+
     assert PADDED[0]["tokens"] == [1, 2]
+
+
+def test_entries_of_tuples_are_padded_along_their_first_dimension() -> None:
     samples = [(torch.ones(count, 3), count) for count in (1, 2)]
+
     frames, counts = poptorch.PadToSizes([4], {0: -1})(samples)
+
     assert frames.shape == (2, 4, 3)
     assert frames[0, 0].tolist() == [1, 1, 1]
     assert frames[0, 1:].unique().tolist() == [-1]

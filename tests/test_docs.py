@@ -442,6 +442,7 @@ ACTIONS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("title", ACTIONS)
 def test_the_stops_of_a_walk_run_in_its_order(title: str) -> None:
     assert walks().keys() == ACTIONS.keys()

@@ -270,20 +270,32 @@ def test_every_test_checks_something() -> None:
     assert without_a_check([parse(path) for path in TESTS]) <= MUST_NOT_RAISE
 
 
-def larger_than(function: ast.FunctionDef) -> str | None:
-    """Return the name in the mark of a test that is left to ``make test-full``."""
+def marked(function: ast.FunctionDef, mark: str) -> str | None:
+    """Return the text in a mark of a test, or None without this mark."""
     for each in function.decorator_list:
-        if isinstance(each, ast.Call) and ast.unparse(each.func) == "pytest.mark.larger":
+        if isinstance(each, ast.Call) and ast.unparse(each.func) == f"pytest.mark.{mark}":
             return ast.literal_eval(each.args[0])
     return None
 
 
 def test_larger_tests_name_a_test_of_their_file_that_make_test_runs() -> None:
     for path in TESTS:
-        tests = {function.name: larger_than(function) for function in functions(parse(path))}
-        named = {smaller for smaller in tests.values() if smaller is not None}
-        of_make_test = {name for name, smaller in tests.items() if smaller is None}
+        tests = [*functions(parse(path))]
+        named = {smaller for each in tests if (smaller := marked(each, "larger")) is not None}
+        of_make_test = {
+            each.name for each in tests if not marked(each, "larger") and not marked(each, "full")
+        }
         assert named <= of_make_test, path
+
+
+def test_no_test_is_left_to_make_test_full_by_a_mark_of_its_file_or_of_a_case() -> None:
+    """Such a mark could hide a whole file."""
+    for path in TESTS:
+        text = path.read_text()
+        tests = [*functions(parse(path))]
+        for mark in ("larger", "full"):
+            of_functions = sum(marked(each, mark) is not None for each in tests)
+            assert text.count(f"pytest.mark.{mark}") == of_functions, path
 
 
 @pytest.mark.slow

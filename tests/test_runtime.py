@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -127,7 +128,7 @@ MOST = 1.1  # of a committed figure; who has reasons for more writes new ones
 COMMITTED = json.loads(compile_cost.COUNTS.read_text())
 
 
-@pytest.mark.slow
+@pytest.mark.full("compares counts with committed ones, and starts ten processes for each")
 @pytest.mark.parametrize(
     "name",
     ["mlp", *(pytest.param(name, marks=pytest.mark.long) for name in compile_cost.NAMES[1:])],
@@ -146,27 +147,48 @@ NOTEBOOKS = {path.stem: path for path in notebook_page.NOTEBOOKS}
 X, Y = torch.randn(12, 4), torch.randn(12, 4)
 
 
-@pytest.mark.slow
-def test_plans_and_estimates_are_tables_and_pictures() -> None:
+@pytest.fixture(scope="module")
+def on_two_chips() -> Iterator[poptorch.PoplarExecutor]:
+    """A compiled model of two layers, the second in a block whose name needs to be quoted."""
     model = Graded(first=torch.nn.Linear(4, 4), second=torch.nn.Linear(4, 4))
     poptorch.BeginBlock(model.second, "<second>", ipu_id=1)
-    own = options()
-    own.Training.gradientAccumulation(3)
-    training = poptorch.trainingModel(model, own)
-    training.compile(X, Y)
-    plan = training.plan()._repr_html_()
-    assert plan.startswith("<pre>runs on")
-    assert "&lt;second&gt;" in plan
-    assert plan.count("<rect") > 3 * 4
-    priced = training.estimate(X, Y)
-    page = priced._repr_html_()
+    opts = options()
+    opts.Training.gradientAccumulation(3)
+    executor = poptorch.trainingModel(model, opts)
+    executor.compile(X, Y)
+    yield executor
+    executor.destroy()
+
+
+def test_a_notebook_shows_a_plan_as_a_picture(on_two_chips: poptorch.PoplarExecutor) -> None:
+    page = on_two_chips.plan()._repr_html_()
+
+    assert page.startswith("<pre>runs on")
+    assert "&lt;second&gt;" in page
+    assert page.count("<rect") > 3 * 4
+
+
+@pytest.mark.slow
+def test_a_notebook_shows_an_estimate_as_tables(on_two_chips: poptorch.PoplarExecutor) -> None:
+    estimate = on_two_chips.estimate(X, Y)
+
+    page = estimate._repr_html_()
+
     assert "Graded, training, on mk2:64: 1 replicas of 2 IPUs" in page
     assert "<tr><th>ipu</th><th>busy</th>" in page
     assert page.count("<tr>") == 3 + 11  # IPUs and operators, with their heads
-    assert all(cell in page for cell in str(priced).split() if cell.isalnum())
-    table = poptorch.what_if(training, X, Y, vary={"recomputation": [True, False]})
-    assert table._repr_html_().startswith("<table><tr><th>recomputation</th><th>items/s</th>")
-    assert table._repr_html_().count("<tr>") == 4
+    cells = [cell for cell in str(estimate).split() if cell.isalnum()]
+    assert [cell for cell in cells if cell not in page] == []
+
+
+@pytest.mark.slow
+def test_a_notebook_shows_variants_as_a_table(on_two_chips: poptorch.PoplarExecutor) -> None:
+    table = poptorch.what_if(on_two_chips, X, Y, vary={"recomputation": [True, False]})
+
+    page = table._repr_html_()
+
+    assert page.startswith("<table><tr><th>recomputation</th><th>items/s</th>")
+    assert page.count("<tr>") == 4
 
 
 @pytest.mark.slow
@@ -220,29 +242,62 @@ json.dump({"changed": {k: [old[k], new[k]] for k in old if old[k] != new[k]}, "m
 HEAVY = ("torch._inductor", "torch.distributed", "matplotlib", "triton")
 
 
+@pytest.fixture(scope="module")
+def probe(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What a fresh interpreter, in which warnings are errors, says of an import and a call."""
+    folder = tmp_path_factory.mktemp("probe")
+    command = [sys.executable, "-W", "error", "-c", PROBE]
+    how = {"cwd": folder, "env": {**os.environ, "PYTHONPATH": str(ROOT / "src")}}
+    run = subprocess.run(command, **how, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    assert run.stderr == ""
+    return json.loads(run.stdout)
+
+
+def names_in(modules: list[str], beginnings: tuple[str, ...]) -> list[str]:
+    """Return the modules whose names begin in one of these ways."""
+    return [name for name in modules if name.startswith(beginnings)]
+
+
+@pytest.mark.slow
+def test_importing_changes_one_variable_of_the_environment(probe: dict[str, Any]) -> None:
+    """That variable is part of PopTorch's contract; it may be set already."""
+    changed = probe["changed"]
+    old, new = changed.get("environ", [{}, {"RDMAV_FORK_SAFE": "1"}])
+
+    assert changed.keys() <= {"environ"}
+    assert new == {**old, "RDMAV_FORK_SAFE": "1"}
+
+
+@pytest.mark.slow
+def test_importing_does_not_import_what_is_heavy(probe: dict[str, Any]) -> None:
+    assert names_in(probe["modules"], HEAVY) == []
+
+
+@pytest.mark.slow
+def test_importing_needs_three_packages_besides_torch(probe: dict[str, Any]) -> None:
+    """Torch was imported before, and no more of torch is."""
+    packages = {name.partition(".")[0] for name in probe["modules"]} - sys.stdlib_module_names
+
+    assert packages == {"poptorch", "filelock", "psutil", "safetensors"}
+
+
+@pytest.mark.slow
+def test_a_call_does_not_import_how_torch_names_the_lines_of_operators(
+    probe: dict[str, Any],
+) -> None:
+    """It takes 17 MB and half a second."""
+    assert names_in(probe["called"], ("poptorch.backends",))
+    assert not names_in(
+        probe["called"], ("torch.export", "networkx", "torch._functorch.aot_autograd")
+    )
+
+
 @pytest.mark.slow
 @pytest.mark.spec("geometric", 80)
-def test_import_is_light_and_changes_nothing(tmp_path: Path) -> None:
-    """In a fresh interpreter, warnings as errors; then a model is called, and graphs are known."""
-    command = [sys.executable, "-W", "error", "-c", PROBE]
-    how = {"cwd": tmp_path, "env": {**os.environ, "PYTHONPATH": str(ROOT / "src")}}
-    run = subprocess.run(command, **how, capture_output=True, text=True, check=False)
-    assert run.returncode == 0
-    assert run.stderr == ""
-    probe = json.loads(run.stdout)
-    changed = probe["changed"]
-    # One variable is part of PopTorch's contract.
-    if "environ" in changed:
-        old, new = changed.pop("environ")
-        assert new == {**old, "RDMAV_FORK_SAFE": "1"}
-    assert changed == {}
-    assert [name for name in probe["modules"] if name.startswith(HEAVY)] == []
-    packages = {name.partition(".")[0] for name in probe["modules"]} - sys.stdlib_module_names
-    assert packages == {"poptorch", "filelock", "psutil", "safetensors"}  # nothing more of torch
-    # Torch names the lines of operators only once it has imported that: 17 MB, half a second.
-    roots = ("torch.export", "networkx", "torch._functorch.aot_autograd")
-    assert [name for name in probe["called"] if name.startswith(roots)] == []
-    assert any(name.startswith("poptorch.backends") for name in probe["called"])
+def test_graphs_of_torch_geometric_are_known_without_importing_our_package_for_them(
+    probe: dict[str, Any],
+) -> None:
     assert not probe["geometric"]
     assert probe["doubled"] == [2.0, 2.0]
 

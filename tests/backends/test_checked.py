@@ -290,6 +290,7 @@ def held(of: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Ten
     return {name: value.clone() for name, value in (of.state_dict() | own).items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "backend, accumulation",
     [("reference", 1), ("reference", 4), pytest.param("inductor", 1, marks=pytest.mark.slow)],

@@ -67,6 +67,7 @@ def in_an_unpack_hook(model: Having, x: torch.Tensor) -> Any:
     return marked(out)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("accumulation", [1, 2])
 @pytest.mark.parametrize("forward", [in_place, assigned, in_a_function, in_an_unpack_hook])
 def test_the_backward_pass_reads_and_writes_the_programs_buffers(

@@ -255,6 +255,7 @@ def drawing_from(generator: torch.Generator) -> Having:
     return Having(forward, own=generator, **layers)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("accumulation", [1, 4])
 def test_a_generator_of_the_model_continues_as_in_eager_torch(accumulation: int) -> None:
     ours, eagers = (torch.Generator().manual_seed(11) for _ in range(2))

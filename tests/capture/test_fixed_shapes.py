@@ -49,6 +49,7 @@ def test_values_and_gradients_are_those_of_torch(section: str) -> None:
     trains_alike(model, X, torch.tensor([1]), steps=1, lr=0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("section", ["choices", "windows"])
 def test_values_are_those_of_torch(section: str) -> None:
     function = together(section, "x, i", **globals())

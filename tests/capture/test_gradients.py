@@ -109,6 +109,7 @@ poptorch.register_custom_op(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.spec("supported_ops", 21)
 @pytest.mark.parametrize(
     "between, eager",
@@ -128,6 +129,7 @@ def test_gradients_of_ones_own_are_honoured(
     assert not torch.allclose(model.first.weight, plain.first.weight)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*weight_norm. is deprecated:FutureWarning")
 @pytest.mark.parametrize(
     "change",

@@ -142,6 +142,7 @@ DECISIONS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("function, plain", DECISIONS)
 def test_cond_and_while_loop_evaluate_their_condition_in_each_call(
     function: Callable[..., Any], plain: Callable[..., Any]
@@ -272,6 +273,7 @@ def by_score(x: torch.Tensor) -> Any:
 MASK = create_block_mask(causal, None, None, 4, 4, device="cpu")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("function", [by_block_mask, by_score])
 def test_flex_attention_is_captured_in_inference(function: Callable[..., Any]) -> None:
     got = infer(function, X)

@@ -55,6 +55,7 @@ def clone(
     return torch.utils._pytree.tree_map_only(torch.Tensor, torch.clone, value)
 
 
+@pytest.mark.slow
 @pytest.mark.spec("supported_ops", 1, 2, 3)
 @pytest.mark.parametrize(
     "function, inputs",

@@ -173,6 +173,7 @@ def test_a_write_to_a_part_is_one_to_the_tensor(write: Write) -> None:
             torch.testing.assert_close(wrapped(x), eager_model(x))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
 def test_gradients_follow_writes_to_parts(write: Write) -> None:
     def loss(model: Having, x: torch.Tensor) -> torch.Tensor:

@@ -62,6 +62,7 @@ def trained(model: nn.Module) -> list[torch.Tensor]:
     return [weight.detach().clone() for weight in model.parameters()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
 def test_a_model_that_is_seen_through_trains_as_the_plain_one(make: Callable[..., Any]) -> None:
     without = net()

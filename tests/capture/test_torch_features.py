@@ -130,6 +130,7 @@ def normed(model: Having, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return out, poptorch.identity_loss((out + x).square().sum(), "none")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "norm, shape",
     [
@@ -261,6 +262,7 @@ def draws(x: torch.Tensor) -> torch.Tensor:
     return torch.cat([each.float().flatten() for each in together("draws", "x")(x)])[None]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "function, lanes, replicas, backend",
     [
@@ -286,6 +288,7 @@ def test_draws_are_the_same_one_after_another_and_side_by_side(
         assert side_by_side == (lanes != 1 and function is draws)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lanes", [0, 1])
 def test_an_encoder_drops_the_same_elements_as_in_eager_torch(lanes: int) -> None:
     """Its attention returns samples in the second dimension of memory, as masks then lie."""

@@ -50,6 +50,7 @@ def conditions(x: torch.Tensor) -> Any:
     return x, F.gaussian_nll_loss(x, y, torch.ones(3)), x.masked_fill(x > 2, 9.0)
 
 
+@pytest.mark.slow
 @pytest.mark.spec("supported_ops", 9, 10)
 @pytest.mark.parametrize("function", [constants, conditions])
 def test_a_read_of_a_value_has_the_result_of_eager_torch(function: Callable[..., Any]) -> None:

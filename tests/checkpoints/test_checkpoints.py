@@ -31,7 +31,7 @@ def test_a_resumed_run_has_the_losses_of_an_uninterrupted_one(tmp_path: Path) ->
     assert resumed == losses
 
 
-@pytest.mark.slow
+@pytest.mark.larger("test_a_resumed_run_has_the_losses_of_an_uninterrupted_one")
 def test_processes_resume_together_and_one_continues_alone(tmp_path: Path) -> None:
     ended = jobs.run("helpers.resuming", [tmp_path], 2, tmp_path)
     assert all(code == 0 for code, _ in ended.values()), ended

@@ -207,6 +207,7 @@ def test_code_of_another_home_is_a_miss_with_a_remedy(
     assert len(files(folder)) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", [b"nonsense", "half", "pipe", "folder"])
 def test_damaged_entries_are_rebuilt(
     damage: bytes | str, folder: Path, caplog: pytest.LogCaptureFixture
@@ -287,6 +288,7 @@ def test_a_folder_that_cannot_be_made_is_one_warning_which_says_nothing_else(
     cache.of_the_process.cache_clear()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "spoil, reason",
     [

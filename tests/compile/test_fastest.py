@@ -24,17 +24,25 @@ LAST = torch.tensor([4])
 ALWAYS, NEVER = float("inf"), 0.0
 
 
+@pytest.fixture(scope="module")
+def code_of_all_tests(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for compiled code and exported programs: what several tests use is made once."""
+    return tmp_path_factory.mktemp("code")
+
+
 @pytest.fixture(autouse=True)
-def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Compare at once, and export in this process. Compiled code is kept in an own folder."""
+def folder(monkeypatch: pytest.MonkeyPatch, code_of_all_tests: Path) -> Path:
+    """Compare at once, and export in this process. No choice of an earlier test is known."""
+    for choice in code_of_all_tests.glob("*.choice"):
+        choice.unlink()
     for name in ("EARLY", "FIRST", "POLL_SECONDS", "TRIAL", "SHARE"):
         monkeypatch.setattr(fastest, name, 0.0)
     monkeypatch.setattr(fastest, "FEWEST", 1)
     monkeypatch.setattr(fastest.Other, "export", exported_here)
     monkeypatch.setattr(cache.Choice, "gain", 1e9)  # a session is made at once
-    monkeypatch.setattr(cache, "default_store", lambda: cache.Store(tmp_path))
+    monkeypatch.setattr(cache, "default_store", lambda: cache.Store(code_of_all_tests))
     monkeypatch.setattr(cache, "_loaded", {})
-    return tmp_path
+    return code_of_all_tests
 
 
 def exported_here(other: Any) -> None:
@@ -324,8 +332,8 @@ def without_an_equivalent(model: Having, x: torch.Tensor) -> torch.Tensor:
 
 
 REFUSED = [
-    ("may fail because of a value", divided, torch.arange(6, dtype=torch.int32)),
     ("cannot be expressed", without_an_equivalent, normal(4)),
+    ("may fail because of a value", divided, torch.arange(6, dtype=torch.int32)),
 ]
 
 
@@ -484,7 +492,10 @@ def test_a_saved_executable_uses_the_faster_runtime_where_it_is_loaded(
     assert runtime(loaded) == "onnxruntime"
 
 
-def test_another_process_exports_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_process_exports_the_program(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(cache, "default_store", lambda: cache.Store(tmp_path))
     favouring(monkeypatch, ALWAYS)
     monkeypatch.setattr(fastest.Other, "export", EXPORT)
     model, x = nn.Linear(6, 4).eval(), normal(3, 6)

@@ -10,7 +10,7 @@ from typing import Any
 import hypothesis.strategies as st
 import pytest
 import torch
-from hypothesis import HealthCheck, Phase, example, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 
 import poptorch
 from helpers import programs
@@ -132,7 +132,7 @@ def test_interpreting_backends_conform_to_the_protocol(backend: str, check: str)
     CONFORMANCE[check](backend)
 
 
-@pytest.mark.slow
+@pytest.mark.larger("test_interpreting_backends_conform_to_the_protocol")
 @pytest.mark.parametrize("check", few(CONFORMANCE, "loops"))
 def test_inductor_with_default_settings_conforms_to_the_protocol(
     check: str, tmp_path: Path
@@ -332,23 +332,43 @@ def trusted(case: Case) -> None:
             torch.testing.assert_close(ours.model.state_dict(), eager.state(), **near(200, CALLS))
 
 
-@pytest.mark.slow
-@pytest.mark.spec("options", 23)
-@settings(
-    max_examples=30,
-    deadline=None,
-    derandomize=True,
-    database=None,
-    phases=(Phase.explicit, Phase.generate),  # smaller cases cost hundreds of compilations
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+FEW_EXAMPLES, MANY_EXAMPLES = (
+    settings(
+        max_examples=examples,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        phases=(Phase.explicit, Phase.generate),  # smaller cases cost hundreds of compilations
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+    )
+    for examples in (6, 30)
 )
-@example(case=Case(model="linear", hints=("cycles", "model")))
-@given(case=TRUST_CASES.filter(lambda case: case.possible))
-def test_a_model_agrees_with_eager_pytorch_or_raises_an_error_with_the_reason(
-    case: Case,
-) -> None:
+POSSIBLE = TRUST_CASES.filter(lambda case: case.possible)
+
+
+@pytest.mark.spec("options", 23)
+def test_an_error_says_that_the_ipu_model_has_no_cycle_counts() -> None:
+    with pytest.raises(poptorch.Error, match="The IPU model has no cycle counts"):
+        trusted(Case(model="linear", hints=("cycles", "model")))
+
+
+def agrees_or_is_refused(case: Case) -> None:
     if "cycles" in case.hints and "model" in case.hints:
         with pytest.raises(poptorch.Error, match="The IPU model has no cycle counts"):
             trusted(case)
     else:
         trusted(case)
+
+
+@pytest.mark.slow
+@FEW_EXAMPLES
+@given(case=POSSIBLE)
+def test_a_model_agrees_with_eager_pytorch_or_raises_an_error_with_the_reason(case: Case) -> None:
+    agrees_or_is_refused(case)
+
+
+@pytest.mark.larger("test_a_model_agrees_with_eager_pytorch_or_raises_an_error_with_the_reason")
+@MANY_EXAMPLES
+@given(case=POSSIBLE)
+def test_many_models_agree_with_eager_pytorch_or_raise_an_error_with_the_reason(case: Case) -> None:
+    agrees_or_is_refused(case)

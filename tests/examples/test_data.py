@@ -42,23 +42,45 @@ def served(folder: Path) -> Iterator[str]:
         server.shutdown()
 
 
-def test_a_named_directory_comes_first_the_debian_package_second(copy: Path) -> None:
+def test_a_named_directory_comes_before_the_debian_package(copy: Path) -> None:
     shutil.copytree(data.SUBSET, data.DEBIAN)
+
+    assert str(copy) in data.load(copy).notes[0]
+
+
+def test_the_debian_package_is_used_if_the_named_directory_is_absent(copy: Path) -> None:
+    shutil.copytree(data.SUBSET, data.DEBIAN)
+
     assert str(data.DEBIAN) in data.load(copy / "absent").notes[0]
-    found = data.load(copy, limit=10)
-    assert found.notes == (
+
+
+def test_images_are_floats_from_minus_one_to_one(copy: Path) -> None:
+    images, _ = data.load(copy).train.tensors
+
+    assert images.shape == (3000, 1, 28, 28)
+    assert images.dtype == torch.float32
+    assert images.aminmax() == (-1, 1)
+
+
+def test_labels_are_the_numbers_of_ten_classes(copy: Path) -> None:
+    _, labels = data.load(copy).train.tensors
+
+    assert labels.dtype == torch.int64
+    assert labels.unique().tolist() == list(range(10))
+
+
+def test_a_limit_keeps_the_first_images_and_says_so(copy: Path) -> None:
+    limited = data.load(copy, limit=10)
+
+    assert torch.equal(limited.train.tensors[0], data.load(copy).train.tensors[0][:10])
+    assert not limited.full
+    assert limited.notes == (
         f"Data: a subset of FashionMNIST, 3000 training and 1000 test images, from {copy}; "
         "training on the first 10",
     )
-    assert not found.full
-    images, labels = data.load(copy).train.tensors
-    assert images.shape == (3000, 1, 28, 28)
-    assert images.dtype == torch.float32
-    assert images.min() == -1
-    assert images.max() == 1
-    assert labels.dtype == torch.int64
-    assert set(labels.tolist()) == set(range(10))
-    assert torch.equal(found.train.tensors[0], images[:10])
+
+
+def test_a_limit_below_one_image_is_refused(copy: Path) -> None:
     with pytest.raises(ValueError, match="at least 1"):
         data.load(copy, limit=0)
 

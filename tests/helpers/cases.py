@@ -20,7 +20,10 @@ def few(cases: Any, *kept: Any) -> Any:
 
 
 def slow_but(cases: Iterable[Any], *kept: Any) -> list[Any]:
-    """Return all cases; ``make test`` runs those that are kept, ``make test-full`` the others."""
+    """Return all cases; ``make test`` runs up to three of those that are kept.
+
+    ``make test-full`` runs the others.
+    """
     return [case if case in kept else pytest.param(case, marks=pytest.mark.slow) for case in cases]
 
 
@@ -33,8 +36,8 @@ def slow_but_the_first(cases: Iterable[Any]) -> list[Any]:
 def every_pair(left: Mapping[str, Any], right: Mapping[str, Any]) -> list[Any]:
     """Return every pair of a value of the left and one of the right, named after both.
 
-    ``make test`` runs as many pairs as it takes for each value to occur, ``make test-full`` the
-    others.
+    ``make test`` runs up to three of as many pairs as it takes for each value to occur, ``make
+    test-full`` the others.
     """
     one_of_each = zip(itertools.cycle(left), itertools.cycle(right), strict=False)
     few = {*itertools.islice(one_of_each, max(len(left), len(right)))}

@@ -284,6 +284,7 @@ def large_with_default_recomputation() -> Estimate:
         ),
     ],
 )
+@pytest.mark.larger("test_recomputation_keeps_inputs_and_checkpoints_only")
 def test_activations_of_a_layer_of_bert_are_those_that_wait_and_those_of_one_layer_again(
     estimated: Callable[[], Estimate],
 ) -> None:

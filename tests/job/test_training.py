@@ -23,11 +23,8 @@ FEW = {
         "sgd, sum",
         "sgd, combined, chunks",
         "adamw, clipped, anchors",
+        "adam in parts",
         "adamw in parts, clipped, float64",
-        "lamb in parts",
-        "nadam in parts, traced",
-        "adafactor not in parts, traced",
-        "exchanges over processes",
         "machines",
         SAVED,
     ],
@@ -35,8 +32,12 @@ FEW = {
 }
 # More cases of two processes, which ``make test-full`` runs.
 MORE = [
+    "adafactor not in parts, traced",
     "complex, adamw in parts, clipped",
+    "exchanges over processes",
     "groups over processes",
+    "lamb in parts",
+    "nadam in parts, traced",
     "stages, sharded, batch norm",
 ]
 Results = list[dict[str, dict[str, Any]]]
@@ -122,6 +123,23 @@ def program(results: Results, name: str, end: str = "  #") -> list[str]:
     return [line.split(end)[0].strip() for line in results[0][name]["program"].splitlines()]
 
 
+def exchanges(results: Results, name: str) -> list[str]:
+    """Return the lines of the plan in which processes exchange tensors."""
+    return [line for line in program(results, name) if "over" in line]
+
+
+def check_parts_of_the_state(results: Results) -> None:
+    """Each process has its part for the two large weights of "adam in parts".
+
+    The state of the small weights, and the count of updates, are whole.
+    """
+    large, small = 2 * 4 * (6 * 400 + 400 * 3), 2 * 4 * 403 + 4
+    padding = 2 * 4 * 64  # of each part, at most
+    for own in results:
+        kept = own["adam in parts"]["kept"]["OPTSTATE"] - small
+        assert large <= len(results) * kept <= large + len(results) * padding
+
+
 class Job(NamedTuple):
     """A job of several processes that has ended."""
 
@@ -147,40 +165,39 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Job:
 
 
 @pytest.fixture(scope="module")
-def two_with_more(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    """Return what came of a job of two processes with more cases."""
-    results, _ = job(tmp_path_factory.mktemp("more"), 2, MORE)
-    return results
+def two_with_more(tmp_path_factory: pytest.TempPathFactory) -> Job:
+    """Return a job of two processes with more cases."""
+    folder = tmp_path_factory.mktemp("more")
+    return Job(*job(folder, 2, MORE), folder / "saved.poptorch")
 
 
 # Four processes.
 
 
+@pytest.mark.larger("test_two_processes_train_as_one")
 @pytest.mark.spec("parallel", 36)
 @pytest.mark.parametrize("name", FEW[4])
 def test_four_processes_train_as_one(name: str, four: Job) -> None:
     compare(four.results, name)
 
 
+@pytest.mark.larger("test_each_of_two_processes_has_its_part_of_the_optimizer_state")
 @pytest.mark.spec("parallel", 36)
-def test_each_process_has_its_part_of_the_optimizer_state(four: Job) -> None:
-    """Of the two large weights; the small ones, and the count of updates, are whole."""
-    large, small = 2 * 4 * (6 * 400 + 400 * 3), 2 * 4 * 403 + 4
-    padding = 2 * 4 * 64  # of each part, at most
-    for own in four.results:
-        kept = own["adam in parts"]["kept"]["OPTSTATE"] - small
-        assert large <= 4 * kept <= large + 4 * padding
+def test_each_of_four_processes_has_its_part_of_the_optimizer_state(four: Job) -> None:
+    check_parts_of_the_state(four.results)
 
 
+@pytest.mark.larger("test_two_processes_with_parts_of_the_state_scatter_gradients_gather_weights")
 @pytest.mark.spec("parallel", 36)
-def test_processes_with_parts_of_the_state_scatter_gradients_and_gather_weights(four: Job) -> None:
-    assert [line for line in program(four.results, "adam in parts") if "over" in line] == [
+def test_four_processes_with_parts_of_the_state_scatter_gradients_gather_weights(four: Job) -> None:
+    assert exchanges(four.results, "adam in parts") == [
         "scatter accum.* mean over 4 processes",
         "reduce accum.* mean over 4 processes",
         "gather param.* over 4 processes",
     ]
 
 
+@pytest.mark.full("needs four processes: two models on two processes each")
 @pytest.mark.spec("parallel", 36)
 def test_replicas_cannot_exchange_where_stages_are_on_several_processes(four: Job) -> None:
     for own in four.results:
@@ -199,26 +216,48 @@ def test_two_processes_train_as_one(name: str, two: Job) -> None:
 @pytest.mark.larger("test_two_processes_train_as_one")
 @pytest.mark.spec("parallel", 31, 36)
 @pytest.mark.parametrize("name", MORE)
-def test_two_processes_train_more_models_as_one(name: str, two_with_more: Results) -> None:
-    compare(two_with_more, name)
+def test_two_processes_train_more_models_as_one(name: str, two_with_more: Job) -> None:
+    compare(two_with_more.results, name)
+
+
+@pytest.mark.spec("parallel", 36)
+def test_each_of_two_processes_has_its_part_of_the_optimizer_state(two: Job) -> None:
+    check_parts_of_the_state(two.results)
+
+
+@pytest.mark.spec("parallel", 36)
+def test_two_processes_with_parts_of_the_state_scatter_gradients_gather_weights(two: Job) -> None:
+    assert exchanges(two.results, "adam in parts") == [
+        "scatter accum.* mean over 2 processes",
+        "reduce accum.* mean over 2 processes",
+        "gather param.* over 2 processes",
+    ]
 
 
 @pytest.mark.spec("parallel", 31, 36)
 def test_a_message_says_why_state_is_not_divided(two: Job) -> None:
     assert "because updated weights or their gradients are anchored" in two.printed
-    assert "Adafactor.step does not update every weight element by element" in two.printed
+
+
+@pytest.mark.larger("test_a_message_says_why_state_is_not_divided")
+@pytest.mark.spec("parallel", 31, 36)
+def test_a_message_says_why_the_state_of_a_traced_step_is_not_divided(two_with_more: Job) -> None:
+    reason = "Adafactor.step does not update every weight element by element"
+
+    assert reason in two_with_more.printed
 
 
 @pytest.mark.spec("parallel", 31, 36)
-@pytest.mark.parametrize(
-    "name, line",
-    [
-        ("nadam in parts, traced", "gather param.* over 2 processes"),
-        ("sgd, sum", "reduce accum.* sum over 2 processes"),
-    ],
-)
-def test_the_plan_shows_the_exchanges(name: str, line: str, two: Job) -> None:
-    assert line in program(two.results, name)
+def test_the_plan_shows_the_exchanges(two: Job) -> None:
+    assert "reduce accum.* sum over 2 processes" in program(two.results, "sgd, sum")
+
+
+@pytest.mark.larger("test_the_plan_shows_the_exchanges")
+@pytest.mark.spec("parallel", 31, 36)
+def test_the_plan_shows_the_exchanges_of_a_traced_step(two_with_more: Job) -> None:
+    lines = program(two_with_more.results, "nadam in parts, traced")
+
+    assert "gather param.* over 2 processes" in lines
 
 
 @pytest.mark.spec("parallel", 31, 36)
@@ -233,13 +272,18 @@ def test_processes_of_one_machine_exchange_in_common_memory(
 
 
 @pytest.mark.spec("parallel", 31, 36)
-@pytest.mark.parametrize(
-    "name, size", [("adamw in parts, clipped, float64", 8), ("lamb in parts", 24)]
-)
-def test_sums_of_squares_are_exchanged_in_one_bucket(name: str, size: int, two: Job) -> None:
-    line = f"reduce squares sum over 2 processes  # 1 bucket, {size} bytes"
+def test_a_sum_of_squares_is_exchanged_in_one_bucket(two: Job) -> None:
+    line = "reduce squares sum over 2 processes  # 1 bucket, 8 bytes"
 
-    assert line in program(two.results, name, "\n")
+    assert line in program(two.results, "adamw in parts, clipped, float64", "\n")
+
+
+@pytest.mark.larger("test_a_sum_of_squares_is_exchanged_in_one_bucket")
+@pytest.mark.spec("parallel", 31, 36)
+def test_several_sums_of_squares_are_exchanged_in_one_bucket(two_with_more: Job) -> None:
+    line = "reduce squares sum over 2 processes  # 1 bucket, 24 bytes"
+
+    assert line in program(two_with_more.results, "lamb in parts", "\n")
 
 
 @pytest.mark.spec("parallel", 31, 36)
@@ -274,9 +318,10 @@ def test_the_plan_of_two_machines_exchanges_while_gradients_are_computed(two: Jo
     assert "; 358912 bytes overlap; update divides" in whole_lines[4]
 
 
+@pytest.mark.larger("test_the_plan_of_one_machine_exchanges_after_all_micro_batches")
 @pytest.mark.spec("parallel", 31, 36)
-def test_the_plan_of_replicas_that_exchange_overlaps_nothing(two: Job) -> None:
-    whole = "".join(program(two.results, "exchanges over processes", "\n"))
+def test_the_plan_of_replicas_that_exchange_overlaps_nothing(two_with_more: Job) -> None:
+    whole = "".join(program(two_with_more.results, "exchanges over processes", "\n"))
 
     assert "nothing overlaps" in whole
 

@@ -17,7 +17,7 @@ WEIGHT = slots.param("weight", (4, 4), torch.float32)
 BATCH = slots.batch_input(0, (2, 5, 4), torch.float32, ("", "s0", ""))
 
 
-def captured(function) -> Graph:
+def captured(function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Graph:
     """Record a function of a weight and a batch, as one micro-batch with an output."""
     inputs = (WEIGHT, BATCH)
     symbols = symbolic.Symbols({"s0": 5})
@@ -88,7 +88,9 @@ def test_sizes_are_read_once() -> None:
     assert len(read) == 1
 
 
-def test_without_torchs_translation_of_sizes_lanes_are_refused(monkeypatch) -> None:
+def test_without_torchs_translation_of_sizes_lanes_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     one = captured(FUNCTIONS["products"])
     monkeypatch.setattr("poptorch._base.private.optional", lambda name: None)
     with pytest.raises(_lanes.NotVectorisable, match="symbolic"):

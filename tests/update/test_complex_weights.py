@@ -90,6 +90,7 @@ ALL = [(name, way) for name in OPTIMIZERS for way in WAYS]
 FEW = [(name, way) for name, way in ALL if way == "one micro-batch" or name in ("sgd", "adamw")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", slow_but([torch.float32, torch.float64], torch.float32), ids=str)
 @pytest.mark.parametrize("case", few(ALL, *FEW), ids=", ".join)
 def test_weights_and_state_are_those_of_eager_torch(
@@ -112,6 +113,7 @@ def test_weights_and_state_are_those_of_eager_torch(
         torch.testing.assert_close({key: here[key] for key in there}, there, **close)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", slow_but(["NAdam", "RAdam", "Adagrad", "Adamax", "ASGD", "Rprop"], "NAdam", "Rprop")
 )
@@ -166,6 +168,7 @@ class Product(nn.Module):
         return nn.functional.mse_loss(product.real * product.imag, y)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name, settings",
     [
@@ -207,7 +210,7 @@ def test_many_small_complex_weights_share_a_bundle() -> None:
     torch.testing.assert_close(model.state_dict(), eager.state_dict(), **near(64, STEPS))
 
 
-@pytest.mark.slow
+@pytest.mark.larger("test_weights_and_state_are_those_of_eager_torch")
 def test_compiled_code_updates_complex_weights() -> None:
     model = operator()
     eager = copy.deepcopy(model)

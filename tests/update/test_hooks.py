@@ -192,7 +192,7 @@ def test_hooks_after_a_step_change_its_results_as_in_eager_torch(
     pair.assert_alike()
 
 
-@pytest.mark.slow
+@pytest.mark.larger("test_hooks_before_a_step_change_its_inputs_as_in_eager_torch")
 def test_hooks_are_part_of_compiled_steps() -> None:
     pair = Pair(hooked(OPTIMIZERS["SGD"], clip_by_model, clamp_weights), "inductor")
 

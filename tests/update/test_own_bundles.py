@@ -114,6 +114,7 @@ def test_the_state_of_weights_in_a_bundle_is_that_of_eager_torch(
     torch.testing.assert_close(got, expected_value, **bounds)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ALONE)
 def test_weights_that_the_step_looks_at_as_a_whole_are_updated_one_by_one(name: str) -> None:
     model, eager_model, *_, program = trained(ALONE[name])

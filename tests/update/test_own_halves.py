@@ -104,6 +104,7 @@ class Pair:
         torch.testing.assert_close(self.model.state_dict(), self.eager_model.state_dict(), **bounds)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [pytest.param("Adafactor", marks=ROUNDED_ONCE), "Lion", "NAdam"])
 @pytest.mark.parametrize("dtype", slow_but([torch.bfloat16, torch.float16], torch.bfloat16))
 def test_weights_in_half_are_bit_for_bit_those_of_eager_torch(
@@ -114,6 +115,7 @@ def test_weights_in_half_are_bit_for_bit_those_of_eager_torch(
     pair.assert_alike(rtol=0, atol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_arithmetic_in_half_with_numbers_of_groups_rounds_once(dtype: torch.dtype) -> None:
     pair = Pair(MAKE["Arithmetic"], dtype)
@@ -121,7 +123,7 @@ def test_arithmetic_in_half_with_numbers_of_groups_rounds_once(dtype: torch.dtyp
     pair.assert_alike(**near(1, STEPS, dtype=dtype))
 
 
-@pytest.mark.slow
+@pytest.mark.larger("test_weights_in_half_are_bit_for_bit_those_of_eager_torch")
 @pytest.mark.parametrize("name", ["NAdam", "Arithmetic"])
 def test_compiled_steps_of_weights_in_half_are_those_of_eager_torch_within_rounding(
     name: str,
@@ -179,6 +181,7 @@ def train_by_program(
     poptorch.trainingModel(model, options().checkAgainstEager("off"), optimizer)(gradient)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(5, 20), (24, 6)])
 def test_muon_on_bfloat16_weights_is_as_close_to_float64_as_eager_torch(shape: Any) -> None:
     # PyTorch rounds `weight.add_(update, alpha=-lr)` twice where its vector kernels do not apply:

@@ -12,11 +12,13 @@ import pytest
 import torch
 
 import poptorch
-from helpers.cases import slow_but
+from helpers.cases import slow_but_the_first
 from helpers.own_steps import CASES, History, Net, Pair, wrapped
 
-RESUMED = [name for name in CASES if name != "Lookahead"]  # its count is in no state_dict()
 EVERYWHERE = ["LARS", "ScheduledAdam", "CountingGroups", "NAdam", "Adagrad"]
+# The first of them are those that other tests use, too.
+EVERY = [*EVERYWHERE, *(name for name in CASES if name not in EVERYWHERE)]
+RESUMED = [name for name in EVERY if name != "Lookahead"]  # its count is in no state_dict()
 
 
 @pytest.fixture(scope="module")
@@ -26,12 +28,13 @@ def history(request: pytest.FixtureRequest) -> Iterator[History]:
     made.pair.training.destroy()
 
 
-@pytest.mark.parametrize("history", CASES, indirect=True)
+@pytest.mark.slow
+@pytest.mark.parametrize("history", EVERY, indirect=True)
 def test_twenty_steps_with_a_schedule_are_those_of_eager_torch(history: History) -> None:
     history.assert_as_expected(history.weights)
 
 
-@pytest.mark.parametrize("history", CASES, indirect=True)
+@pytest.mark.parametrize("history", EVERY, indirect=True)
 def test_state_has_the_entries_and_types_of_eager_torch(history: History) -> None:
     assert _kinds(history.ours["state"]) == _kinds(history.theirs["state"])
 
@@ -44,7 +47,7 @@ def _kinds(value: Any) -> Any:
     return type(value)
 
 
-@pytest.mark.parametrize("history", CASES, indirect=True)
+@pytest.mark.parametrize("history", EVERY, indirect=True)
 def test_state_has_the_values_of_eager_torch(history: History) -> None:
     got, expected_value = history.ours["state"], history.theirs["state"]
     torch.testing.assert_close(got, expected_value, **history.pair.bounds)
@@ -57,7 +60,7 @@ def test_eager_torch_continues_from_the_state_of_a_program(history: History) -> 
     history.assert_as_expected(weights)
 
 
-@pytest.mark.parametrize("history", slow_but(RESUMED, *EVERYWHERE), indirect=True)
+@pytest.mark.parametrize("history", slow_but_the_first(RESUMED), indirect=True)
 def test_a_program_continues_from_the_state_of_eager_torch(history: History) -> None:
     weights = history.weights_of_a_program_from_the_state_of_eager_torch("reference")
 
@@ -87,7 +90,7 @@ def test_counters_of_a_step_in_the_optimizer_are_current_after_a_call() -> None:
     assert pair.optimizer.count == 3
 
 
-@pytest.mark.parametrize("history", EVERYWHERE, indirect=True)
+@pytest.mark.parametrize("history", slow_but_the_first(EVERYWHERE), indirect=True)
 def test_a_saved_program_continues_with_the_state_of_its_optimizer(
     history: History, tmp_path: Path
 ) -> None:
@@ -104,7 +107,7 @@ def test_a_saved_program_continues_with_the_state_of_its_optimizer(
     torch.testing.assert_close(model.state_dict(), pair.model.state_dict(), rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("history", EVERYWHERE, indirect=True)
+@pytest.mark.parametrize("history", slow_but_the_first(EVERYWHERE), indirect=True)
 def test_a_checkpoint_has_the_state_of_a_traced_optimizer(history: History, tmp_path: Path) -> None:
     pair, resumed = history.pair, Pair(history.make)
     batches = history.later[:4]
@@ -123,7 +126,7 @@ def test_a_checkpoint_has_the_state_of_a_traced_optimizer(history: History, tmp_
     torch.testing.assert_close(got, expected_value, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("name", EVERYWHERE)
+@pytest.mark.parametrize("name", slow_but_the_first(EVERYWHERE))
 def test_a_traced_optimizer_survives_detaching_and_destroying(name: str) -> None:
     pair = Pair(CASES[name])
     pair.step()

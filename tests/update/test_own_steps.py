@@ -30,6 +30,7 @@ from helpers.wrapping import options
 T = torch.optim
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["LARS", "ScheduledAdam", "NAdam"])
 def test_device_iterations_are_steps_one_after_another(name: str) -> None:
     torch.manual_seed(0)
@@ -47,6 +48,7 @@ def test_device_iterations_are_steps_one_after_another(name: str) -> None:
 EVERYWHERE = ["LARS", "ScheduledAdam", "CountingGroups", "NAdam", "Adagrad"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EVERYWHERE)
 def test_an_exported_update_computes_the_same_as_the_program(name: str, tmp_path: Path) -> None:
     pair = Pair(CASES[name])
@@ -61,6 +63,7 @@ def test_an_exported_update_computes_the_same_as_the_program(name: str, tmp_path
         torch.testing.assert_close(weights[path], weight.detach(), rtol=0, atol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["LARS", "Adafactor", "CountingGroups", "OneNorm"])
 def test_stages_on_several_chips_step_like_eager_torch(name: str) -> None:
     class InBlocks(Net):
@@ -148,7 +151,7 @@ def test_gradients_are_clipped_before_a_traced_step() -> None:
     pair.assert_alike()
 
 
-@pytest.mark.slow
+@pytest.mark.larger("test_device_iterations_are_steps_one_after_another")
 @pytest.mark.parametrize("name", CASES)
 def test_compiled_steps_with_a_schedule_are_those_of_eager_torch(name: str) -> None:
     pair = Pair(CASES[name], "inductor")

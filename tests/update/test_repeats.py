@@ -200,6 +200,7 @@ def test_a_weight_with_another_update_is_traced_too() -> None:
     assert_alike(model, eager_model)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EACH)
 def test_all_weights_are_traced_where_a_step_of_some_is_another_one(name: str) -> None:
     model, eager_model, traced = trained(EACH[name])

@@ -133,32 +133,79 @@ def test_uploading_discards_progress_and_host_tensors_keep_identity_and_storage(
     assert state["tied.weight"].data_ptr() == state["layer.weight"].data_ptr() == storage
 
 
-@pytest.mark.spec("executor", 1, 2, 3, 36, 51, 52)
-def test_a_model_can_be_wrapped_destroyed_and_wrapped_again() -> None:
-    pair = EagerPair(Net(), sgd)
-    model, executor = pair.model, pair.wrapped
-    pair.step(X, Y)
+@pytest.mark.spec("executor", 1)
+def test_wrapping_a_model_for_training_changes_its_class_in_place() -> None:
+    executor = trained(model := Net())
+
     assert type(model).__name__ == "PoptorchNet"
     assert isinstance(model, Net)
     assert executor.model is model
+
+
+@pytest.mark.spec("executor", 2, 3)
+def test_wrapping_a_model_for_inference_copies_it() -> None:
+    executor = trained(model := Net())
+
     assert poptorch.inferenceModel(executor, options()).model is not model
-    executor.note = 3
-    executor.destroy()
-    assert not executor.isCompiled()
-    assert type(model) is Net
-    assert type(model.layer._parameters) is dict
+
+
+@pytest.mark.spec("executor", 1)
+def test_a_model_whose_executor_was_destroyed_has_its_own_class_and_parameters() -> None:
+    pair = EagerPair(Net(), sgd)
+    pair.step(X, Y)
+
+    pair.wrapped.destroy()
+
+    assert not pair.wrapped.isCompiled()
+    assert type(pair.model) is Net
+    assert type(pair.model.layer._parameters) is dict
     pair.compare()
-    pair.step(X[:2], Y[:2])  # compiles again
-    assert type(model).__name__ == "PoptorchNet"
-    assert not hasattr(model, "note")  # what is assigned on the executor stays there
-    executor.destroy()
-    pair.wrapped = poptorch.trainingModel(model, options(), pair.ours)
+
+
+@pytest.mark.spec("executor", 36)
+def test_a_destroyed_executor_compiles_and_trains_again() -> None:
+    pair = EagerPair(Net(), sgd)
     pair.step(X, Y)
+    pair.wrapped.destroy()
+
+    pair.step(X[:2], Y[:2])
+
+    assert type(pair.model).__name__ == "PoptorchNet"
+    pair.compare()
+
+
+@pytest.mark.spec("executor", 51)
+def test_an_attribute_that_is_assigned_on_an_executor_stays_there() -> None:
+    executor = trained(model := Net())
+
+    executor.note = 3
+
+    assert not hasattr(model, "note")
+
+
+@pytest.mark.spec("executor", 2)
+def test_a_destroyed_executor_refuses_calls_if_another_one_has_its_model() -> None:
+    pair = EagerPair(Net(), sgd)
+    pair.step(X, Y)
+    first = pair.wrapped
+    first.destroy()
+    pair.wrapped = poptorch.trainingModel(pair.model, options(), pair.ours)
+
     with pytest.raises(RuntimeError, match="already been wrapped"):
-        executor(X, Y)  # another one has the model now
-    del executor
-    gc.collect()  # and keeps it when the first one goes
+        first(X, Y)
+
+
+@pytest.mark.spec("executor", 52)
+def test_a_second_executor_keeps_the_model_when_the_first_one_is_collected() -> None:
+    pair = EagerPair(Net(), sgd)
     pair.step(X, Y)
+    pair.wrapped.destroy()
+
+    pair.wrapped = poptorch.trainingModel(pair.model, options(), pair.ours)
+    gc.collect()
+    pair.step(X, Y)
+
+    assert type(pair.model).__name__ == "PoptorchNet"
     pair.compare()
 
 
