@@ -149,8 +149,10 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]
         of_edges = not self._times and any(e.time is not None for e in self._edges.values())
         if given is None and of_edges:
             raise Error(
-                "Sampling by the time of edges needs the time of every seed",
-                fix=("pass the times of the seeds: FixedSizeNeighborLoader(..., input_time=...)"),
+                "Sampling by the time of edges needs the time of every seed node",
+                fix=(
+                    "pass the times of the seed nodes: FixedSizeNeighborLoader(..., input_time=...)"
+                ),
             )
         return given
 

@@ -179,7 +179,7 @@ def _points(x: torch.Tensor, batch: torch.Tensor | None) -> torch.Tensor:
     x = x.view(-1, 1) if x.dim() == 1 else x
     if batch is not None and len(batch) != len(x):
         raise AssertionFailure(
-            "Every point needs the index of its example",
+            "Every point needs the index of its example in the batch",
             got=f"{len(x)} points, but {len(batch)} indices",
             fix="pass one index for each point, for example the batch of a collated Data object",
         )

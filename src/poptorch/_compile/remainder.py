@@ -268,7 +268,7 @@ class _Joined:
         for pairs in found.values():
             if pairs[0][1].kind is not Kind.GRADIENT and len(pairs) != len(self.runs):
                 raise Error(
-                    "forward returns other results for a shorter batch",
+                    "forward returns another number or shape of results for a shorter batch",
                     got=(
                         f"{len(pairs)} of {len(self.runs)} parts of the batch return "
                         f"{pairs[0][1].key}"

@@ -90,7 +90,7 @@ def check_shared_memory(made: SplitStep, layout: Layout, optim: OptimSpec | None
     for same in optim.common if optim else ():
         if len({chip for path in same for chip in made.homes.get(keys.get(path, ""), ())}) > 1:
             raise Error(
-                "Weights that are in the same memory cannot be trained on several chips",
+                "Weights that share memory cannot be trained on several chips",
                 got=" and ".join(f"'{path}'" for path in same),
                 fix=("make them one parameter: b.weight = a.weight instead of b.weight.data = ..."),
             )

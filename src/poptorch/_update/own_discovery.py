@@ -498,11 +498,11 @@ def _adds_container(owner: str, name: str, value: Any) -> Error:
     kind, _, index = owner.partition(".")
     where = f"parameter group {index}" if kind == "group" else "the optimizer"
     return Error(
-        "The optimizer's step adds a list, tuple or dictionary",
+        "The optimizer's step adds a list, tuple or dictionary to a group or to the optimizer",
         got=f"'{name}', a {type(value).__name__} that a step or a hook stores in {where}",
         fix=(
             f"create it before you wrap the model: group['{name}'] = ...",
-            "or store its numbers under names of their own",
+            "or store each of its numbers under a separate name",
         ),
     )
 

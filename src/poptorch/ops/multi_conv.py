@@ -70,7 +70,9 @@ class MultiConv:
             AssertionError: the value is not a ``MultiConvPlanType``.
         """
         value = MultiConvPlanType.Parallel if value is None else value
-        return self._set_one("planType", value, MultiConvPlanType, "Invalid plan type")
+        return self._set_one(
+            "planType", value, MultiConvPlanType, "poptorch.MultiConv: Invalid plan type"
+        )
 
     def perConvReservedTiles(self, value: int) -> Self:
         """Reserve this number of tiles for each convolution.
@@ -78,7 +80,9 @@ class MultiConv:
         Raises:
             AssertionError: the value is not an int.
         """
-        return self._set_one("perConvReservedTiles", value, int, "Invalid reserved tiles")
+        return self._set_one(
+            "perConvReservedTiles", value, int, "poptorch.MultiConv: Invalid reserved tiles"
+        )
 
     def cycleBackOff(self, value: float) -> Self:
         """Set how much slower than the fastest plan a smaller one may be, as a share.
@@ -86,11 +90,17 @@ class MultiConv:
         Raises:
             AssertionError: the value is not a float.
         """
-        return self._set_one("cycleBackOff", value, float, "Invalid cycle back off")
+        return self._set_one(
+            "cycleBackOff", value, float, "poptorch.MultiConv: Invalid cycle back off"
+        )
 
     def _set_one(self, name: str, value: Any, kind: type, title: str) -> Self:
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is int):
-            raise AssertionFailure(title, got=repr(value), fix=f"pass a {kind.__name__} to {name}")
+            raise AssertionFailure(
+                title,
+                got=repr(value),
+                fix=f"pass a {kind.__name__} to {name}",
+            )
         self._options[name] = (value,)
         return self
 
@@ -103,7 +113,9 @@ class MultiConv:
         values = tuple(value) if isinstance(value, list | tuple) else (value,)
         if not values or not all(map(fits, values)):
             raise error(
-                title, got=repr(value), fix="pass one value, or one value for each convolution"
+                title,
+                got=repr(value),
+                fix="pass one value, or one value for each convolution",
             )
         self._options[name] = values
         return self

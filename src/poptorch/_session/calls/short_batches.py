@@ -157,7 +157,7 @@ def check_results(usual: Sequence[Emitted], share: Sequence[Emitted]) -> None:
     """Check that the results of a share can be joined with those of whole batches."""
     if len(usual) != len(share):
         raise Error(
-            "forward returns other results for a shorter batch",
+            "forward returns another number or shape of results for a shorter batch",
             got=f"{len(share)} tensors; {len(usual)} for a whole batch",
             fix=("let forward return the same results for any number of rows", _WHOLE),
         )
