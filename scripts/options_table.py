@@ -10,6 +10,7 @@ from pathlib import Path
 from poptorch._base.source import OURS
 from poptorch.options import Options
 from poptorch.options.overview import settings
+from poptorch.options.popart import NO_EFFECT
 from poptorch.options.table import Effect
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -41,7 +42,13 @@ COLUMNS = "| option | default | effect | what it does |\n|---|---|---|---|\n"
 KEYS = """
 ## Keys of the backend compiler
 
-`options._Popart.set(key, value)` sets a key. The table lists the keys that have no setter above.
+`options._Popart.set(key, value)` sets a key. The table lists the keys that have an effect and no
+setter above, and those that a script may rely on (M).
+
+"""
+IGNORED = """
+The following keys are accepted and have no effect, because they configure a compiler that poptorch
+does not use:
 
 """
 
@@ -50,14 +57,19 @@ def page() -> str:
     """Return the text of the page."""
     options = Options()
     letters = "".join("- **{}** {}\n".format(*effect.value) for effect in Effect)
-    named, keys = [], []
+    named, keys, ignored = [], [], []
     for option, group, row in settings(options):
         value = row.values[0].text(group).replace(OURS, "poptorch")
         sentence = row.sentence.replace("``", "`")
         shown = value if value == "unset" else f"`{value}`"
         line = f"| `{option}` | {shown} | {row.effect.value[0]} | {sentence} |\n"
-        (keys if option.startswith("_Popart") else named).append(line)
-    return HEAD + letters + "\n" + COLUMNS + "".join(named) + KEYS + COLUMNS + "".join(keys)
+        if sentence == NO_EFFECT:
+            ignored.append(f"- `{option}`\n")
+        else:
+            (keys if option.startswith("_Popart") else named).append(line)
+    options_of_poptorch = COLUMNS + "".join(named)
+    options_of_compiler = KEYS + COLUMNS + "".join(keys) + IGNORED + "".join(ignored)
+    return HEAD + letters + "\n" + options_of_poptorch + options_of_compiler
 
 
 if __name__ == "__main__":

@@ -170,7 +170,7 @@ class CombinedBatchingCollater:
         size = self.mini_batch_size or len(samples)
         if len(samples) % size and not self.fills:
             raise AssertionFailure(
-                "Invalid batch size",
+                "Invalid batch size: the samples do not divide into micro-batches",
                 got=f"{len(samples)} samples; a micro-batch has {size}",
                 fix="leave the incomplete batch out: drop_last=True",
             )

@@ -81,7 +81,7 @@ def test_an_error_of_a_command_names_no_line_of_the_user(
 
     error = capsys.readouterr().err
     assert status == 2
-    assert error.startswith("There is no profile in this path\n  Got:    nowhere")
+    assert error.startswith("This path contains no profile\n  Got:    nowhere")
     assert Path(__file__).name not in error
 
 

@@ -123,7 +123,7 @@ def test_grouping_in_inference_and_its_mistakes() -> None:
         wrapped.weight.replicaGrouping(CommGroupType.All, 0, ONE)
     for wrong, groups, args, pattern in (
         (Scaled(lambda x: x), (CommGroupType.NoGrouping, 0), [torch.ones(4)], "Scalars cannot be"),
-        (grouped(3), (CommGroupType.Consecutive, 2), [torch.ones(4, 3)], "one value per group"),
+        (grouped(3), (CommGroupType.Consecutive, 2), [torch.ones(4, 3)], "one entry per group"),
         (grouped(3), (CommGroupType.Consecutive, 3), [torch.ones(4, 3)], "must divide"),
     ):
         executor = poptorch.inferenceModel(wrong, options(replicas=4))

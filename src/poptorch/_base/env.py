@@ -46,10 +46,11 @@ _ROWS = (
         ("backend that runs the programs, unless an option selects one: auto, optimise, "
          "reference, ...")),
     Variable("POPTORCH_IPU_MODEL", _flag, None, "use the simulated device"),
-    Variable("POPTORCH_SMALL_IPU_MODEL", _flag, None, "simulated device with 4 tiles"),
+    Variable("POPTORCH_SMALL_IPU_MODEL", _flag, None, "use the simulated device with 4 tiles"),
     Variable("POPTORCH_IPU_MODEL_VERSION", str, "ipu2", "generation of the simulated device"),
     Variable("POPTORCH_POD", str, "mk2:64",
-        "the system: kind:number of chips (mk1, mk2, bow, c600), or a number; 0 for no IPUs"),
+        ("the chips that exist: kind:number, with one of the kinds mk1, mk2, bow and c600, or "
+         "only a number; 0 for none")),
     Variable("POPTORCH_POD_DIR", str, "",
         ("folder in which processes record which devices they hold, so that they share one "
          "system. A process that finds no free device there gets an error. Without this "
@@ -59,12 +60,14 @@ _ROWS = (
          "devices")),
     Variable("OMPI_COMM_WORLD_SIZE", int, 1, "number of processes, in every new Options"),
     Variable("OMPI_COMM_WORLD_RANK", int, 0, "index of this process, in every new Options"),
-    Variable("WORLD_SIZE", int, 1, ("the same, set by torchrun; ignored if OpenMPI's variable "
-                                    "is set")),
-    Variable("RANK", int, 0, "the same, set by torchrun; ignored if OpenMPI's variable is set"),
+    Variable("WORLD_SIZE", int, 1, ("number of processes, set by torchrun; ignored if "
+                                    "OMPI_COMM_WORLD_SIZE is set")),
+    Variable("RANK", int, 0, ("index of this process, set by torchrun; ignored if "
+                              "OMPI_COMM_WORLD_RANK is set")),
     Variable("OMPI_COMM_WORLD_LOCAL_RANK", int, 0, ("index of this process among those on "
                                                     "this machine")),
-    Variable("LOCAL_RANK", int, 0, "the same, set by torchrun"),
+    Variable("LOCAL_RANK", int, 0, ("index of this process among those on this machine, set by "
+                                    "torchrun")),
     Variable("LOCAL_WORLD_SIZE", int, 0, "number of processes of torchrun on this machine"),
     Variable("TORCHELASTIC_RUN_ID", str, "", "name of the job, set by torchrun"),
     Variable("POPDIST_NUM_TOTAL_REPLICAS", int, 0, ("number of replicas of the job, set by "
@@ -81,10 +84,11 @@ _ROWS = (
                                                     "machine")),
     Variable("PMIX_NAMESPACE", str, "", ("name of the job, set by OpenMPI; it determines the "
                                          "port at which the processes meet")),
-    Variable("OMPI_MCA_ess_base_jobid", str, "", "the same, set by older releases"),
+    Variable("OMPI_MCA_ess_base_jobid", str, "",
+        "name of the job, set by older releases of OpenMPI"),
     Variable("MASTER_ADDR", str, "", ("address of the machine at which the processes of a job "
                                       "meet")),
-    Variable("MASTER_PORT", int, 0, "the port there"),
+    Variable("MASTER_PORT", int, 0, "port at which the processes of a job meet"),
     Variable("POPTORCH_JOB_DIR", str, "",
         ("folder that belongs to you, in which the processes of a job on one machine meet. "
          "The default is a folder in the temporary directory; set by poprun")),
@@ -102,7 +106,7 @@ _ROWS = (
         ("overwrite the buffers of the loader when they are released, which shows tensors "
          "that are used after the next batch")),
     Variable("POPTORCH_CHECK_AGAINST_EAGER", _reaction, None,
-        ("what happens if a program disagrees with eager PyTorch, unless an option selects "
+        ("what happens if a program disagrees with eager PyTorch, unless an option sets "
          "it: warn, error, or off, which disables the comparison")),
     Variable("POPTORCH_EXPORT_PROTO_FILE", str, "",
         "file to which every compiled program is written"),

@@ -112,7 +112,7 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
     except (archive.InvalidFile, OSError, ValueError, RecursionError) as error:
         below = sorted(Path(path).glob(f"*/{NAME}"))
         fix = f"use one of {', '.join(str(each.parent) for each in below)}" if below else _FIX
-        raise Error("There is no profile in this path", got=f"{file}: {error}", fix=fix) from None
+        raise Error("This path contains no profile", got=f"{file}: {error}", fix=fix) from None
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         form = content.get("format") if isinstance(content, dict) else None
         raise Error(

@@ -35,7 +35,7 @@ class _KnownCall:
 
     def exchanged(self) -> torch.Tensor:
         if len(self.inputs) != 1 or self.inputs[0].dtype == torch.bool:
-            self.refuse_inputs("pass one tensor of numbers")
+            self.refuse_inputs("pass one tensor that is not of type bool")
         return self.inputs[0]
 
     def integer(self, key: str, low: int, high: float = math.inf, default: Any = None) -> int:

@@ -92,13 +92,18 @@ def nearest(
         _invalid(
             "nearest: x and y must have the same number of features",
             f"{rows.shape} and {targets.shape}",
+            "pass points with the same number of features, for example x[:, :3] and y[:, :3]",
         )
     batches = _batch(batch_x, "batch_x", len(rows)), _batch(batch_y, "batch_y", len(targets))
     if not any(isinstance(batch, torch.Tensor) for batch in batches):
         only = sorted(set(batches[0]) ^ set(batches[1]))
         title = "nearest: every batch must occur in both batch_x and batch_y"
         if only:
-            _invalid(title, f"only once: {only}")
+            _invalid(
+                title,
+                f"only in one of them: {only}",
+                "pass points of every batch in x and in y",
+            )
     distances = torch.cdist(rows, targets, compute_mode="donot_use_mm_for_euclid_dist")
     if batch_x is not None or batch_y is not None:
         first, second = (torch.as_tensor(batch, device=x.device) for batch in batches)
@@ -108,7 +113,11 @@ def nearest(
 
 def _points(tensor: torch.Tensor, name: str) -> torch.Tensor:
     if tensor.dim() not in (1, 2):
-        _invalid(f"nearest: {name} must have at most 2 dimensions", f"shape {tuple(tensor.shape)}")
+        _invalid(
+            f"nearest: {name} must have at most 2 dimensions",
+            f"shape {tuple(tensor.shape)}",
+            "pass a tensor of shape [points, features] or [points]",
+        )
     return tensor.detach().float().reshape(len(tensor), -1)
 
 
@@ -120,18 +129,22 @@ def _batch(batch: PointBatch, name: str, count: int) -> Sequence[int] | torch.Te
         title = f"nearest: {name} must be a list of ints or a tensor"
         check.refuse(title, repr(batch), "pass one int for each point, or omit the argument")
     if len(batch) != count:
-        _invalid(f"nearest: {name} must have one entry per row", f"{len(batch)} for {count} rows")
+        _invalid(
+            f"nearest: {name} must have one entry per row",
+            f"{len(batch)} entries for {count} rows",
+            "pass the batch number of each point",
+        )
     if isinstance(batch, list) and sorted(batch) != batch:
-        _invalid(f"nearest: {name} must be sorted", repr(batch))
+        _invalid(
+            f"nearest: {name} must be sorted",
+            repr(batch),
+            "sort the points by their batch number",
+        )
     return batch
 
 
-def _invalid(title: str, got: str) -> None:
-    raise InvalidValue(
-        title,
-        got=got,
-        fix=("pass two tensors of points with the same number of features, both sorted by batch"),
-    )
+def _invalid(title: str, got: str, fix: str) -> None:
+    raise InvalidValue(title, got=got, fix=fix)
 
 
 def _picks(ptr: Sequence[int], ratio: float) -> list[int]:

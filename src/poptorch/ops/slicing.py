@@ -104,7 +104,7 @@ def _check_window(
         -tensor.dim() <= dim < tensor.dim(),
         f"The dimension of {function} is out of range",
         f"dim={dim} for {tensor.dim()} dimensions",
-        "pass a dimension of the tensor",
+        f"pass a dimension from {-tensor.dim()} to {tensor.dim() - 1}",
     )
     title = "A slice cannot be longer than its dimension"
     extent = tensor.shape[dim]

@@ -158,7 +158,7 @@ class _PrecisionOptions(Container):
         ),
     )
     def halfFloatCasting(self, half_float_casting: Any) -> Self:
-        """Choose how operands of mixed half and float types are cast. Deprecated: it warns.
+        """Choose how operands of mixed half and float types are cast. Deprecated: causes a warning.
 
         Args:
             half_float_casting: ``HalfFloatCastingBehavior.HalfUpcastToFloat`` computes in float, as
@@ -187,7 +187,7 @@ class _PrecisionOptions(Container):
         instead="torch.autocast(..., enabled=)",
     )
     def autocastEnabled(self, enabled: bool) -> Self:
-        """Let ``poptorch.autocast`` take effect, or not. Deprecated: it warns."""
+        """Let ``poptorch.autocast`` take effect, or not. Deprecated: causes a warning."""
 
     @also_called(autocast_policy="policy")
     @option(

@@ -239,13 +239,17 @@ class Options(Container):
             raise InvalidValue(
                 problem,
                 got=f"a group size of {input_group_size}, with {self.replication_factor} replicas",
-                fix="call replicationFactor first, then group by one of its divisors",
+                fix=(
+                    "use CommGroupType.Consecutive or CommGroupType.Orthogonal"
+                    if input_group_type == CommGroupType.All
+                    else "call replicationFactor first, then use a group size that divides it"
+                ),
             )
         return self.set(input_group_size=input_group_size, input_cgt=input_group_type)
 
     @option(RESULTS, "broadcast_buffers", OF_FIELD, field="broadcast_buffers")
     def broadcastBuffers(self, broadcast_buffers: bool = True) -> Self:
-        """Keep the same value of each buffer in all replicas, or let each replica have its own."""
+        """Keep buffers equal in all replicas, or let each replica have its own values."""
 
     @option(RESULTS, "device_iterations", OF_FIELD, field="loops.iterations", least=1)
     def deviceIterations(self, device_iterations: int) -> Self:
@@ -253,8 +257,8 @@ class Options(Container):
 
     @option(MISSING, "log_dir", ".", here=True)
     def logDir(self, log_dir: str) -> Self:
-        """Set the folder of log files. Here, POPTORCH_LOG_DEST sets the destination of the
-        only log.
+        """Set the folder of log files. poptorch writes only one log, and POPTORCH_LOG_DEST sets its
+        destination.
         """
 
     @option(
@@ -308,7 +312,8 @@ class Options(Container):
         Value("output_return_period", 1, decides="output.period"),
     )
     def outputMode(self, output_mode: OutputMode, output_return_period: int | None = None) -> Self:
-        """Choose which results a call returns: by default all, in training the last one.
+        """Choose which results a call returns. The default is the last one in training, and all in
+        inference.
 
         Args:
             output_mode: ``Final``, ``EveryN``, ``All``, ``Sum`` or ``Default``.

@@ -39,10 +39,10 @@ WANTS_REPORT = (
 )  # fmt: skip
 REPORT_KEYS = frozenset({*WANTS_REPORT, "autoReport.directory", "debug.allowOutOfMemory"})
 """The engine options that have an effect here."""
-_HINT = "Accepted without effect: it configures a compiler that poptorch does not use."
+NO_EFFECT = "Accepted without effect: it configures a compiler that poptorch does not use."
 
 
-def _key_row(key: str, effect: Effect = HINT, sentence: str = _HINT, **more: Any) -> OptionRow:
+def _key_row(key: str, effect: Effect = HINT, sentence: str = NO_EFFECT, **more: Any) -> OptionRow:
     value = PopartKey(key, INITIAL.get(key, UNSET), **more)
     return OptionRow(f'_Popart.set("{key}")', effect, (value,), sentence)
 
@@ -184,7 +184,11 @@ def validate_popart(options: dict[Any, Any]) -> None:
         end = LAST_MEMBER.get(key)
         for item in value if kind == "list" else [value]:
             if end is not None and isinstance(item, int) and not 0 <= item <= end:
-                raise Error(f"Value of {key} is out of range", got=str(item), fix=f"use 0 to {end}")
+                raise Error(
+                    f"The value of _Popart option {key!r} is out of range",
+                    got=str(item),
+                    fix=f"use an integer from 0 to {end}",
+                )
         if key == "logDir":
             log.python.warning("_Popart.set('logDir', ...) is ignored: use Options.logDir")
 

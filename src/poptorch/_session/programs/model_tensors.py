@@ -82,7 +82,8 @@ class GroupingRequest:
             )
         if host.shape[0] not in (groups, replicas):
             raise Error(
-                f"Parameter '{path}' needs a leading dimension with one value per group",
+                f"Parameter '{path}' needs a leading dimension with one entry per group of "
+                "replicas",
                 got=f"shape {tuple(host.shape)} for {groups} groups of {size} replicas",
                 fix=f"use the shape ({groups}, ...)",
             )
