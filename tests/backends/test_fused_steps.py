@@ -228,7 +228,7 @@ def test_without_the_fused_kernel_of_torch_the_formula_is_used(
 ) -> None:
     path, lost = private.ROWS[kernel]
     monkeypatch.setitem(private.ROWS, kernel, (f"{path}_renamed", lost))
-    private._said.clear()
+    private._warned_about.clear()
     module, _ = graph(name, True, {}, nothing)
     assert not is_taken(fused_steps.fuse_steps(module))
     assert lost in caplog.text
