@@ -35,11 +35,11 @@ from poptorch._base import private  # noqa: E402
 from poptorch._compile import joined_weights  # noqa: E402
 from poptorch._compile.build import training_program  # noqa: E402
 from poptorch._cpu import Inductor, compiler, lowering, product_libraries, writes  # noqa: E402
-from poptorch._ir.blocks import label_of  # noqa: E402
+from poptorch._ir.block_labels import label_of  # noqa: E402
 from poptorch._ir.indices import preconditions  # noqa: E402
 from poptorch._ir.operators import name_of  # noqa: E402
 from poptorch._ops.written_out import written_out  # noqa: E402
-from poptorch.backends.calls import with_fewer_calls  # noqa: E402
+from poptorch.backends.fewer_calls import with_fewer_calls  # noqa: E402
 from poptorch.backends.prepare import prepare, without_writes  # noqa: E402
 
 PAGE = ROOT / "tests" / "decisions.txt"

@@ -32,7 +32,7 @@ from helpers.leaks import (
 from helpers.loaders import ALL_MODES, ASYNC_MODES, loader, values
 from helpers.patience import HANGS, eventually
 from poptorch._base.errors import Error
-from poptorch._data import process
+from poptorch._data import loading_process
 from poptorch.dataloader import AsynchronousDataAccessor
 from poptorch.enums import DataLoaderMode, SharingStrategy
 
@@ -206,7 +206,7 @@ def test_a_terminated_process_ends_together_with_its_workers(
 def test_a_process_that_does_not_stop_is_killed(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(process, "PATIENCE", 0.2)
+    monkeypatch.setattr(loading_process, "PATIENCE", 0.2)
     sleeps = torch.zeros(1, dtype=torch.bool).share_memory_()
 
     def sleep(index: int) -> None:
@@ -224,7 +224,7 @@ def test_a_process_that_does_not_stop_is_killed(
 
 @pytest.mark.long
 def test_a_stopped_process_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "PATIENCE", 0.2)
+    monkeypatch.setattr(loading_process, "PATIENCE", 0.2)
     with nothing_left():
         made = accessor(sets.Numbers(3))
         os.kill(worker_pid(made), signal.SIGSTOP)

@@ -16,7 +16,7 @@ from ._base import log as _log
 from ._base.errors import Error, RecoverableError, UnrecoverableError
 from ._capture import OverwriteContextManager as _OverwriteContextManager
 from ._checkpoints import Checkpoints
-from ._planning.asked import Estimate, autoplace, estimate, what_if
+from ._planning.planning import Estimate, autoplace, estimate, what_if
 from .argparsers import ICustomArgParser, registerCustomArgParser, registerGeometricCustomArgParsers
 from .dataloader import AsynchronousDataAccessor, DataLoader, PadToSizes
 from .enums import *  # noqa: F403 (its __all__ is every enum)

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ._base import trees
+from ._base import nested_values
 from ._base.errors import Error, InvalidType
 
 __all__ = ["ICustomArgParser", "registerCustomArgParser", "registerGeometricCustomArgParsers"]
@@ -70,7 +70,7 @@ def registerCustomArgParser(arg_data_type: type, arg_parser: ICustomArgParser | 
             got=f"{arg_parser!r} for {arg_data_type.__qualname__}",
             fix=("derive your parser from poptorch.ICustomArgParser, and pass an instance of it"),
         )
-    trees.register(arg_data_type, arg_parser)
+    nested_values.register(arg_data_type, arg_parser)
 
 
 def registerGeometricCustomArgParsers() -> None:

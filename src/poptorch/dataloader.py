@@ -20,7 +20,7 @@ from torch.utils.data import default_collate
 from . import _job
 from ._base import source
 from ._base.errors import AssertionFailure, Error, InvalidType, InvalidValue
-from ._data import arrangement, notices
+from ._data import batch_arrangement, loader_warnings
 from ._data.combining import Grouped, TensorBatches, indexable, join
 from ._data.consumer import Consumer
 from ._data.sharding import DataShard, Interleaved, permutation, shard_range
@@ -100,8 +100,10 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         **kwargs: Any,
     ) -> None:
         _check(options, dataset, async_options)
-        arrangement.check_switches(shuffle=shuffle, drop_last=drop_last)
-        arrangement.check_switches(auto_distributed_partitioning=auto_distributed_partitioning)
+        batch_arrangement.check_switches(shuffle=shuffle, drop_last=drop_last)
+        batch_arrangement.check_switches(
+            auto_distributed_partitioning=auto_distributed_partitioning
+        )
         options._freeze()
         self._options = options
         self._accessor: AsynchronousDataAccessor | None = None
@@ -112,12 +114,14 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         processes = shares if auto_distributed_partitioning else 1
         each = options.Distributed._each if auto_distributed_partitioning else 1
         has_sampler = batch_sampler is not None
-        arrangement.check_sources(dataset, batch_sampler, batch_size, shuffle, processes * each)
+        batch_arrangement.check_sources(
+            dataset, batch_sampler, batch_size, shuffle, processes * each
+        )
         loops = Loops(
             options.device_iterations, options.Training.gradient_accumulation,
             replicas(options), options.input_group_size,
         )  # fmt: skip
-        self._plan = arrangement.arrange(
+        self._plan = batch_arrangement.arrange(
             loops, batch_size, batch_sampler, drop_last, mode, rebatched_worker_size
         )
         if self._plan.rebatched is not None:
@@ -142,8 +146,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         )
         self._profiling = Channel("poptorch.DataLoader")
         programs = options._values["programs"]
-        notices.remainder(self, self._plan, process, processes, programs)
-        notices.without_effect(self._plan, async_options, rebatched_worker_size, kwargs)
+        loader_warnings.remainder(self, self._plan, process, processes, programs)
+        loader_warnings.without_effect(self._plan, async_options, rebatched_worker_size, kwargs)
         if self._plan.asynchronous:
             self._accessor = AsynchronousDataAccessor(
                 # Only the base class, because a subclass's own __iter__ would run both in the other
@@ -191,7 +195,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             A new iterator. In the asynchronous modes it ends the previous one.
         """
         iteration = self._begin()
-        notices.remember(self, iteration, self._plan)
+        loader_warnings.remember(self, iteration, self._plan)
         return iteration
 
     def _begin(self) -> Any:
@@ -199,7 +203,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             # All processes must take part in this exchange equally often; -1 means that the data
             # set has no length.
             seed = None if self._permuted is None else self.options.random_seed
-            last = notices.rows_of_last(self, self._plan)
+            last = loader_warnings.rows_of_last(self, self._plan)
             _job.note_data_length(_job.DataLength(operator.length_hint(self, -1), seed, last))
         if self._accessor is not None:
             return _RemoteIteration(self, iter(self._accessor)._consumer)
@@ -212,7 +216,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         if plan.group > 1:
             return Grouped(batches, plan.group, plan.drop_last)
         if plan.combined is not None and isinstance(self.dataset, torch.utils.data.IterableDataset):
-            return notices.EndingEarly(batches, plan)
+            return loader_warnings.EndingEarly(batches, plan)
         return batches
 
     def _retire_workers(self) -> None:
@@ -374,8 +378,10 @@ class AsynchronousDataAccessor:
         sharing_strategy: SharingStrategy = SharingStrategy.ForkServer,
         rebatched_size: int | None = None,
     ) -> None:
-        arrangement.check_accessor(buffer_size, miss_sleep_time_in_ms, rebatched_size)
-        arrangement.check_switches(load_indefinitely=load_indefinitely, early_preload=early_preload)
+        batch_arrangement.check_accessor(buffer_size, miss_sleep_time_in_ms, rebatched_size)
+        batch_arrangement.check_switches(
+            load_indefinitely=load_indefinitely, early_preload=early_preload
+        )
         if isinstance(dataset, DataLoader):
             dataset = _accessible(dataset, rebatched_size)
         self._dataset = dataset
@@ -418,7 +424,7 @@ class AsynchronousDataAccessor:
         """
         self._consumer.restart()
         if isinstance(self._dataset, DataLoader) and self._rebatched_size is None:
-            notices.remember(self._dataset, self, self._dataset._plan)
+            loader_warnings.remember(self._dataset, self, self._dataset._plan)
         return self
 
     def __next__(self) -> Any:

@@ -15,7 +15,7 @@ from helpers.closeness import FUNCTION, near
 from helpers.wrapping import EagerPair, Regression, normal
 from poptorch._base import private
 from poptorch._update.per_group import ALGORITHMS
-from poptorch.backends import calls, fused_steps
+from poptorch.backends import fewer_calls, fused_steps
 
 WIDTH = 60
 X, Y = normal(4, WIDTH), normal(4, WIDTH, seed=1)
@@ -243,7 +243,7 @@ def rewritten(function: Any, *arguments: torch.Tensor) -> Any:
     module = make_fx(function, tracing_mode="fake")(*arguments)
     expected = [each.clone() for each in arguments]
     results = module(*expected)
-    calls.with_fewer_calls(module)
+    fewer_calls.with_fewer_calls(module)
     got = [each.clone() for each in arguments]
     torch.testing.assert_close(module(*got), results, rtol=0, atol=0)
     torch.testing.assert_close(got, expected, rtol=0, atol=0)

@@ -19,7 +19,7 @@ from helpers.source_tree import PACKAGE, ROOT
 from helpers.staging import ROWS, STAGE_ZOO, Captured, assert_same_states, sgd
 from helpers.wrapping import Having, infer, options, training, trains_alike
 from poptorch import Liveness, OutputMode, Phase, SerialPhasedExecution, ShardedExecution, Stage
-from poptorch._ir.blocks import Direction, StagePass
+from poptorch._ir.block_labels import Direction, StagePass
 from poptorch._ir.plan import Plan
 from poptorch.backends import chips as chips_module
 from poptorch.backends import staged as staged_module

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from poptorch._base import log
-from poptorch.backends import process
-from poptorch.backends.process import Threads
+from poptorch.backends import process_settings
+from poptorch.backends.process_settings import Threads
 
 
 class Machine:
@@ -112,7 +112,7 @@ def test_a_number_that_another_thread_sets_is_kept() -> None:
 
 
 def test_memory_is_kept_unless_the_variable_says_no(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "_set_thresholds", lambda: True)
-    assert process.keep_freed_memory()
+    monkeypatch.setattr(process_settings, "_set_thresholds", lambda: True)
+    assert process_settings.keep_freed_memory()
     monkeypatch.setenv("POPTORCH_KEEP_FREED_MEMORY", "0")
-    assert not process.keep_freed_memory()
+    assert not process_settings.keep_freed_memory()

@@ -18,10 +18,10 @@ from helpers import programs
 from helpers.cases import long
 from helpers.wrapping import Having, infer, normal, options, runs_compiled, training
 from poptorch._base import private
-from poptorch._capture import substitutes
+from poptorch._capture import replaced_functions
 from poptorch._compile import cache as code
 from poptorch._compile import tiers
-from poptorch._cpu import Inductor, compiled_code, shortcuts
+from poptorch._cpu import Inductor, compile_speedups, compiled_code
 
 VERSION = f"torch {torch.__version__} has no torch."
 
@@ -56,9 +56,9 @@ def remove(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def _warnings_are_repeated(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     private._warned_about.clear()
-    substitutes.substitutes.cache_clear()
+    replaced_functions.substitutes.cache_clear()
     yield
-    substitutes.substitutes.cache_clear()
+    replaced_functions.substitutes.cache_clear()
 
 
 def net() -> Having:
@@ -386,6 +386,6 @@ def test_no_replacement_is_called_with_unexpected_arguments(
     monkeypatch.setattr(private, "_warned_about", set())
     model = Having(forward, layer=torch.nn.Linear(2, 2))
     training(model)(normal(2, 2))
-    with private.replacing(shortcuts.replacements()) as replaced_names:
-        assert replaced_names == set(shortcuts.replacements())
+    with private.replacing(compile_speedups.replacements()) as replaced_names:
+        assert replaced_names == set(compile_speedups.replacements())
     assert [r.message for r in caplog.records if r.levelno >= logging.WARNING] == []

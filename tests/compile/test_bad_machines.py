@@ -16,7 +16,7 @@ from helpers.cases import long
 from helpers.patience import eventually
 from poptorch._base import folders
 from poptorch._compile import cache, plan_code, tiers
-from poptorch._cpu import shortcuts, toolchain
+from poptorch._cpu import compile_speedups, toolchain
 
 REFUSING = """
 test $# = 1 && exec g++ "$@"  # --version
@@ -98,8 +98,8 @@ def broken(
     monkeypatch.setenv("CXX", str(compiler))  # torch reads it once in a process
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "code"))
     if backend == "optimise":
-        monkeypatch.setattr(shortcuts.Cores, "idle", lambda self: 2.0)  # for two sources
-        monkeypatch.setattr(shortcuts, "LARGE", 0 if sources == 2 else 1000)
+        monkeypatch.setattr(compile_speedups.Cores, "idle", lambda self: 2.0)  # for two sources
+        monkeypatch.setattr(compile_speedups, "LARGE", 0 if sources == 2 else 1000)
     model, x = wrapped(backend), torch.randn(4, 4)
     expected = model.model(x).detach()
     with config.patch({"cpp.cxx": (None, str(compiler))}):

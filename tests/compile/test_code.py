@@ -13,7 +13,7 @@ from torch import fx, nn
 
 import poptorch
 from helpers.wrapping import Having, normal, options
-from poptorch._base import archive, folders, keyed
+from poptorch._base import archive, folders, signed_code
 from poptorch._compile import cache, tiers
 from poptorch._cpu import Inductor, backend
 from poptorch._ir import graph_json, slots
@@ -162,7 +162,7 @@ def key_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return the file of a key that is used from now on and has signed something."""
     path = tmp_path / "folder" / "key"
     monkeypatch.setenv("POPTORCH_KEY_FILE", str(path))
-    keyed.digest("name", b"code")
+    signed_code.digest("name", b"code")
     return path
 
 
@@ -190,7 +190,7 @@ def test_compiled_code_is_not_kept_if_the_key_cannot_be_used(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     spoil(key_file)
-    keyed._key.cache_clear()
+    signed_code._key.cache_clear()
 
     result = store.function("key", None, Builder())([])
 
@@ -204,12 +204,12 @@ def test_compiled_code_is_not_kept_if_the_key_cannot_be_used(
 def test_nothing_is_signed_with_a_key_that_cannot_be_used(
     spoil: Callable[[Path], Any], key_file: Path
 ) -> None:
-    before = keyed.digest("name", b"code")
+    before = signed_code.digest("name", b"code")
 
     spoil(key_file)
-    keyed._key.cache_clear()
+    signed_code._key.cache_clear()
 
-    assert keyed.digest("name", b"code") != before
+    assert signed_code.digest("name", b"code") != before
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from poptorch._compile.compilation import Compilation
 from poptorch._compile.joined_weights import FlatParameters
 from poptorch._compile.lanes import Batched
 from poptorch._compile.passes import PASSES, observed
-from poptorch._ir.passes import Pass, leaving_out
+from poptorch._ir.compiler_pass import Pass, leaving_out
 from poptorch._ir.plan import Layout
 
 GIVEN = [field.name for field in dataclasses.fields(Compilation)][: -len(passes.MADE)]

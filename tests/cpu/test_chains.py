@@ -13,7 +13,7 @@ from helpers.repeated_layers import (
     TWO_ENCODERS,
     Repeated,
 )
-from poptorch._cpu import repeats
+from poptorch._cpu import repeated_layers
 from poptorch._cpu.compiler import compile_graph
 
 pytestmark = pytest.mark.slow
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(autouse=True)
 def _small_pieces_pay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(repeats, "LEAST_SAVED", 50)
+    monkeypatch.setattr(repeated_layers, "LEAST_SAVED", 50)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import torch
 
 import poptorch
 from helpers.compiled_graphs import graph
-from poptorch._cpu import compiler, shortcuts, toolchain
+from poptorch._cpu import compile_speedups, compiler, toolchain
 
 COMPILER_OUTPUT = "a.cpp: In function 'kernel':\na.cpp:3:7: fatal error: No space left on device\n"
 CAPABILITIES = pytest.mark.parametrize(
@@ -28,8 +28,8 @@ def test_torch_tries_vectors_out_where_aten_uses_none(
     capability: str, known: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
-    assert shortcuts.settings().get("vec_isa_ok", False) == known
-    assert ("check_build" in shortcuts.replacements()) == known
+    assert compile_speedups.settings().get("vec_isa_ok", False) == known
+    assert ("check_build" in compile_speedups.replacements()) == known
 
 
 def test_code_for_one_instruction_set_is_not_used_with_another(

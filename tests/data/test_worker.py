@@ -20,7 +20,7 @@ from helpers.wrapping import options
 from poptorch._data import worker
 from poptorch._data.channel import Connection, MessageKind
 from poptorch._data.consumer import verdict
-from poptorch._data.process import LoadingProcess
+from poptorch._data.loading_process import LoadingProcess
 from poptorch._data.sharding import DataShard, permutation
 
 

@@ -9,7 +9,7 @@ import poptorch
 from poptorch import _capture, _place
 from poptorch._capture import Micro, Request
 from poptorch._ir import slots
-from poptorch._ir.blocks import StagePass, label_of, pass_of
+from poptorch._ir.block_labels import StagePass, label_of, pass_of
 from poptorch._ir.plan import Layout
 from poptorch._ir.slots import Kind
 from poptorch._place.place import find_homes

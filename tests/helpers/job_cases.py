@@ -374,7 +374,7 @@ def run(
     share, shares = (0, 1) if alone else (process // case.parts, processes // case.parts)
     local = training.options.replication_factor
     if case.hidden and process:
-        patch.object(_job.memory.os, "readlink", side_effect=FileNotFoundError).start()
+        patch.object(_job.shared_memory.os, "readlink", side_effect=FileNotFoundError).start()
     if case.separate_machines:
         patch.object(_job, "own_address", lambda: f"machine {process}").start()
         patch.dict(_place.early.__globals__, LEAST=float("-inf")).start()

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 
-from poptorch._ir.blocks import Direction, PlacedStage, StagePass
+from poptorch._ir.block_labels import Direction, PlacedStage, StagePass
 from poptorch._ir.schedule import Action, Schedule, Streaming, Traffic, Workload, padded
 
 forward = StagePass

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from transformers import BertConfig, T5Config
 
-from poptorch.integrations._lengths import Lengths, NamedBatch, Padding
+from poptorch.integrations._padding import Lengths, NamedBatch, Padding
 
 PAD, VOCABULARY, WIDTH = 7, 20, 4
 

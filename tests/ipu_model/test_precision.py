@@ -21,7 +21,7 @@ import poptorch
 from helpers.pricing import meta, priced
 from poptorch import Estimate
 from poptorch._ipu_model.constants import DEFAULT
-from poptorch._ipu_model.products import ChipModel, spread
+from poptorch._ipu_model.product_planner import ChipModel, spread
 from poptorch._ipu_model.work import Product
 from poptorch._systems import KINDS
 

@@ -12,7 +12,7 @@ from torch import fx
 from poptorch._compile.lower import lower
 from poptorch._ir import program as ir
 from poptorch._ir import slots, verify
-from poptorch._ir.blocks import Label, PlacedStage, StagePass, relabel
+from poptorch._ir.block_labels import Label, PlacedStage, StagePass, relabel
 from poptorch._ir.bundle import Bundle
 from poptorch._ir.graph import Graph, SlotFunction
 from poptorch._ir.loops import Loops

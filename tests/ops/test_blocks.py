@@ -12,7 +12,7 @@ from torch import nn
 import poptorch
 from helpers.captures import capture, labels
 from helpers.wrapping import Calling, Graded, Having, saved
-from poptorch._ir.blocks import OUTSIDE, label_of
+from poptorch._ir.block_labels import OUTSIDE, label_of
 
 X = torch.randn(3, 4)
 OF_LOOPS = ("while_loop", "getitem", "zeros", "clone")

@@ -8,7 +8,7 @@ from torch import nn
 
 import poptorch
 from helpers.wrapping import Calling, Having, graph_of, options
-from poptorch._ir.blocks import label_of
+from poptorch._ir.block_labels import label_of
 
 
 def test_name_scopes_nest_and_end_with_an_exception() -> None:

@@ -22,7 +22,7 @@ from poptorch import (
     ShardedExecution,
     Stage,
 )
-from poptorch._ir.blocks import label_of, stage_passes
+from poptorch._ir.block_labels import label_of, stage_passes
 from poptorch._ir.plan import Layout
 from poptorch._place.place import phase_number
 from poptorch.options.freeze_options import freeze

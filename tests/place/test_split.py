@@ -13,7 +13,7 @@ from helpers.staging import ROWS, STAGE_ZOO, Captured, sgd
 from helpers.workloads import backward, forward
 from helpers.wrapping import Having
 from poptorch._ir import verify
-from poptorch._ir.blocks import Direction, StagePass
+from poptorch._ir.block_labels import Direction, StagePass
 from poptorch._ir.plan import Staged, values_read, values_written
 from poptorch._ir.slots import Kind, Slot
 

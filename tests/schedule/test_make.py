@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.workloads import backward, chain, forward, parsed
-from poptorch._ir.blocks import Direction, StagePass, stage_passes
+from poptorch._ir.block_labels import Direction, StagePass, stage_passes
 from poptorch._ir.plan import Staged
 from poptorch._ir.schedule import Schedule, Workload
 from poptorch._ir.spec import Placement, Strategy

@@ -14,21 +14,21 @@ import torch
 from torch import fx
 from torch.overrides import TorchFunctionMode, resolve_name
 
-from .._base import private, source, trees
+from .._base import nested_values, private, source
 from .._base.errors import Error
 from .._ir.spec import Precision
 from .._ops.context import Candidate, Capture, listening, outermost
-from . import dynamic_slices, inner_gradients, marks, trace
+from . import dynamic_slices, inner_gradients, recorded_hints, trace
 from .casting import Casting
-from .draws import Draws
-from .held import Held
-from .higher_order import refuse_writes, replacement
+from .kept_outside_model import Outside
 from .losses import LOSS_FUNCTIONS
 from .moving_views import MovingViews
-from .outside import Outside
+from .parameter_identity import Held
 from .recorded import assign_data, recorded, suspended_outer_tracing
-from .replaced import changed
-from .substitutes import RECURRENT, recurrent, substitutes
+from .recorded_draws import Draws
+from .replaced_functions import RECURRENT, recurrent, substitutes
+from .replaced_tensors import changed
+from .torch_control_flow import refuse_writes, replacement
 from .value_reads import QUESTIONS, Frozen, ValueReads
 
 # Scripts for PopTorch's last releases say on which device masks and constants should be.
@@ -83,7 +83,7 @@ class CaptureContext(Capture):
     ) -> tuple[fx.GraphModule, list[torch.Tensor]]:
         def edit(graph: fx.Graph) -> None:
             refuse_writes(graph, to_inputs=keeps_inputs)
-            marks.lower(graph, (), (), self.groups)
+            recorded_hints.lower(graph, (), (), self.groups)
 
         own_groups = changed([(self, "groups", {})])
         with own_groups, suspended_outer_tracing(), private.disable_proxy_modes_tracing():
@@ -172,7 +172,7 @@ class Overrides(TorchFunctionMode):
                 self._note_end(called, args, result)
         elif func is torch.autograd.grad:
             outputs = args[0] if args else kwargs["outputs"]
-            self._context.differentiated += map(outermost, trees.flatten(outputs)[0])
+            self._context.differentiated += map(outermost, nested_values.flatten(outputs)[0])
         return result
 
     def _within(self, function: Callable[..., Any]) -> Callable[..., Any]:

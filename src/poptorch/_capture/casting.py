@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from .._base.trees import dtypes_of, with_tensors
+from .._base.nested_values import dtypes_of, with_tensors
 from .._ir.spec import Precision
 from ..enums import HalfFloatCastingBehavior
 from .losses import LOSS_FUNCTIONS

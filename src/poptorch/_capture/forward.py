@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from .._base import trees
+from .._base import nested_values
 from .._base.errors import Error
 from .._base.threads import holding
 from .._ir import slots
@@ -19,14 +19,14 @@ from .._ir.spec import Precision
 from .._ops import annotate
 from .._ops.autocast import around_user_code
 from .._ops.context import autocast_settings, listening
-from . import inner_gradients, scripts
+from . import inner_gradients, torchscript
 from .capture_context import CaptureContext, Overrides
 from .failures import explained
 from .internal_calls import passing_traced_tensors
 from .losses import final_loss
 from .metrics import intercepted, refused
 from .recorded import recorded
-from .replaced import DictsOfThread, ModelTensor, replaced
+from .replaced_tensors import DictsOfThread, ModelTensor, replaced
 
 ForwardCall = Callable[[Sequence[torch.Tensor]], Any]
 Manager = Callable[[], contextlib.AbstractContextManager[object]]
@@ -64,7 +64,7 @@ class Request:
     # For each path, the group of each replica, which selects a value in the parameter's first
     # dimension.
     grouped: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    arguments: Mapping[str, trees.Structure] = field(default_factory=dict)
+    arguments: Mapping[str, nested_values.Structure] = field(default_factory=dict)
     priced: bool = False  # the graph is only for an estimate
     casts: torch.dtype | None = None  # the type of an autocast around the call
 
@@ -84,7 +84,7 @@ class Request:
 @dataclass(eq=False)
 class ForwardResult:
     tensors: list[torch.Tensor]  # the tensors that it returned
-    structure: trees.Structure  # the structure that contained them
+    structure: nested_values.Structure  # the structure that contained them
     loss: torch.Tensor | None
     leaves: Callable[[], dict[str, torch.Tensor]]  # present parameters and buffers, by path
     # The context for user code in the backward pass: hooks, and the methods of autograd Functions.
@@ -118,7 +118,7 @@ class TensorNames:
         scoped = "/".join(filter(None, (scope, path.replace(".", "/"), kind)))
         if path:
             self._first.setdefault(path.replace("/", "."), scoped)
-        for tensor in trees.flatten(output)[0]:
+        for tensor in nested_values.flatten(output)[0]:
             self.add(scoped, tensor)
 
 
@@ -136,7 +136,7 @@ class OverwriteContextManager:
     @classmethod
     @contextlib.contextmanager
     def active(cls) -> Iterator[None]:
-        trees.import_adapters()
+        nested_values.import_adapters()
         with contextlib.ExitStack() as stack:
             for manager in list(cls._managers):
                 stack.enter_context(manager())
@@ -148,7 +148,7 @@ def refuse_holders(constants: Sequence[tuple[str, Any]], title: str) -> None:
     constant, too.
     """
     for path, value in constants:
-        if trees.holds_tensors(value):
+        if nested_values.holds_tensors(value):
             kind = type(value).__qualname__
             raise Error(
                 title,
@@ -176,7 +176,7 @@ def _user_code(request: Request, context: CaptureContext, own: DictsOfThread) ->
         replaced(request.module, own, user_context),
         passing_traced_tensors(context.held, overrides.on),
         context.reads.by_torch(context.caught),
-        scripts.followed(context.reads, context.held),
+        torchscript.followed(context.reads, context.held),
         inner_gradients.followed(context),
         holding(autocast_settings, (precision.autocast, precision.autocast_policy)),
         overrides,
@@ -198,7 +198,7 @@ def run_forward(
     kinds = {path: (leaf.dtype, leaf.shape) for path, leaf in leaves.items()}
 
     def heard(module: nn.Module, output: Any, scope: str) -> None:
-        names.heard(module, held.traced(trees.flatten(output)[0]), scope)
+        names.heard(module, held.traced(nested_values.flatten(output)[0]), scope)
 
     with (
         _user_code(request, context, own),
@@ -224,7 +224,7 @@ def run_forward(
 
     _check_kinds(context, leaves, kinds)
     now()  # refuses what a program cannot follow, before the result is used
-    tensors, structure = trees.flatten(returned, "output")
+    tensors, structure = nested_values.flatten(returned, "output")
     tensors = held.traced(tensors)
     context.views.before(tensors)
     refuse_holders(structure.constants, ("forward returns an object whose tensors cannot be found"))

@@ -23,7 +23,7 @@ from torch import nn
 
 from .._base import log, source
 from .._base.threads import by_thread
-from .replaced import Replacement, changed
+from .replaced_tensors import Replacement, changed
 
 _DRAW = ("random", "getrandbits")  # all other methods of random.Random call these
 _SET = ("seed", "set_state")

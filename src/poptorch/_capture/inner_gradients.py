@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from .._base import private, trees
+from .._base import nested_values, private
 from .._ops.context import Capture
 
 
@@ -27,7 +27,7 @@ def check(capture: Capture, outputs: Any) -> None:
     """
     if capture.training or capture.differentiates:
         return
-    if not any(each.requires_grad for each in trees.flatten(outputs)[0]):
+    if not any(each.requires_grad for each in nested_values.flatten(outputs)[0]):
         raise NeedsGradient
 
 

@@ -15,9 +15,9 @@ from torch import nn
 
 from .._base import private
 from .._base.threads import by_thread
-from .held import Held, overrides
+from .parameter_identity import Held, overrides
 from .recorded import recorded
-from .replaced import Replacement, changed
+from .replaced_tensors import Replacement, changed
 
 On = Callable[[], contextlib.AbstractContextManager[None]]
 

@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from .._base import source, trees
+from .._base import nested_values, source
 from .._base.errors import Error
-from .._ir.blocks import line_of
+from .._ir.block_labels import line_of
 from .._ir.operators import functions_before, reachable
 from .._ops.context import Candidate, Capture
 from .recorded import original, recorded
@@ -34,7 +34,10 @@ for _name in (*_NAMES, "cross_entropy_loss", "nll_loss2d", "nll_loss_nd"):
 
 
 def final_loss(
-    capture: Capture, model: nn.Module, returned: Sequence[torch.Tensor], structure: trees.Structure
+    capture: Capture,
+    model: nn.Module,
+    returned: Sequence[torch.Tensor],
+    structure: nested_values.Structure,
 ) -> torch.Tensor:
     """Return the marked value, or else the returned scalar that depends on all losses with a
     gradient.
@@ -80,7 +83,7 @@ def final_loss(
     return loss.tensor
 
 
-def _named(results: Sequence[Candidate], structure: trees.Structure) -> list[Candidate]:
+def _named(results: Sequence[Candidate], structure: nested_values.Structure) -> list[Candidate]:
     """Return the outermost entries that are called ``loss``."""
     level = [structure]
     while level:

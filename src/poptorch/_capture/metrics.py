@@ -11,7 +11,7 @@ from typing import Any
 
 from .._base.errors import Error
 from .._base.threads import by_thread
-from .replaced import changed
+from .replaced_tensors import changed
 
 _METHODS = frozenset({"update", "forward", "compute", "reset"})
 _KINDS = ("Metric", "MetricCollection", "MetricTracker")

@@ -14,28 +14,28 @@ from typing import Any
 import torch
 from torch import fx
 
-from .._base import log, source, trees
+from .._base import log, nested_values, source
 from .._base.errors import Error
-from .._ir import blocks, slots
-from .._ir.blocks import Label, Visit
+from .._ir import block_labels, slots
+from .._ir.block_labels import Label, Visit
 from .._ir.conditions import Conditions
 from .._ir.graph import Graph, graph_module
 from .._ir.slots import Kind, Slot, narrowed
 from .._ir.symbolic import NotSymbolic, Symbols, settled, sizes_of
 from .._ops import annotate
 from .._ops.context import Replicas
-from . import marks, trace
+from . import recorded_hints, trace
 from .capture_context import CaptureContext
-from .draws import Draws, Unsettled
 from .failures import explained
 from .forward import GRADIENT, ForwardResult, Request, TensorNames, run_forward
 from .host_draws import HostDraws
 from .inner_gradients import NeedsGradient
-from .kept import kept_of_changes, refuse_new_layers
-from .outside import Outside
+from .kept_in_model import kept_of_changes, refuse_new_layers
+from .kept_outside_model import Outside
 from .python_state import ModuleAttribute, PythonState
 from .recorded import storage_of
-from .replaced import ModelTensor
+from .recorded_draws import Draws, Unsettled
+from .replaced_tensors import ModelTensor
 from .symbolic_sizes import as_numbers, refuse_kept, refuse_returned
 from .value_reads import BranchOnData, ValueReads
 
@@ -55,7 +55,7 @@ class Micro:
 
     graph: Graph
     constants: Mapping[str, torch.Tensor]  # tensors that the module uses in other ways, by slot key
-    outputs: trees.Structure  # the structure that forward returned, without tensors
+    outputs: nested_values.Structure  # the structure that forward returned, without tensors
     # returned tensors that were not computed, by index among all
     host_outputs: Mapping[int, torch.Tensor]
     names: tuple[str, ...]  # names of the tensors that can be anchored
@@ -104,7 +104,9 @@ class _Recording:
         )
 
     def lower_hints(self, graph: fx.Graph) -> None:
-        self.overlaps = marks.lower(graph, self.request.inputs, self.slots, self.context.groups)
+        self.overlaps = recorded_hints.lower(
+            graph, self.request.inputs, self.slots, self.context.groups
+        )
 
     def __call__(self, flat: list[torch.Tensor]) -> list[torch.Tensor]:
         failed = True
@@ -487,7 +489,7 @@ def _refuse_mixed(graph: fx.Graph) -> None:
         count = _OPERANDS.get(node.target, 0)
         values = [arg.meta["val"] for arg in node.args[:count] if isinstance(arg, fx.Node)]
         if len({value.dtype for value in values}) > 1:
-            line = blocks.line_of(node)
+            line = block_labels.line_of(node)
             shown = " and ".join(f"{value.dtype} {list(value.shape)}" for value in values)
             raise Error(
                 "The operands of a matrix product must have the same type",
@@ -538,7 +540,7 @@ def _refuse_overlaps(tensors: Mapping[str, ModelTensor], graph: Graph) -> None:
 def _changed(graph: Graph) -> dict[str, str | None]:
     """Return the paths of weights and buffers that ``forward`` changes, each with a line."""
     return {
-        slot.path: None if (line := blocks.line_of(node)) is None else source.describe(*line)
+        slot.path: None if (line := block_labels.line_of(node)) is None else source.describe(*line)
         for slot, node in graph.results
         if slot.kind in (Kind.PARAM, Kind.BUFFER)
     }
@@ -585,7 +587,7 @@ def _refuse_views(
         constant = constants.get(slot.key)
         if constant is None or not constant.numel() or storage_of(constant) not in paths:
             continue
-        line = next(filter(None, map(blocks.line_of, node.users)), None)
+        line = next(filter(None, map(block_labels.line_of, node.users)), None)
         raise Error(
             "forward uses a view of a weight or buffer that was made outside of it",
             got=(

@@ -13,12 +13,12 @@ import torch.fx.traceback as fx_traceback
 from torch import fx
 
 from .._base import private, source
+from .._base.nested_values import dtypes_of, with_tensors
 from .._base.threads import holding
-from .._base.trees import dtypes_of, with_tensors
-from .._ir.blocks import line_of, note_on
+from .._ir.block_labels import line_of, note_on
+from .._ir.compiler_pass import is_left_out
 from .._ir.graph import copied, lazily
 from .._ir.operators import Operator, acts, may_view, writes
-from .._ir.passes import is_left_out
 from .._ir.symbolic import computes_size
 from .._ir.tensors import Tensors
 from .._ops import pure_forms

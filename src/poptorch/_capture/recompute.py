@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import fx
 
-from .._ir.blocks import forget_kept, is_kept, label_of, relabel
+from .._ir.block_labels import forget_kept, is_kept, label_of, relabel
 from .._ir.graph import Graph, copy_node
 from .._ir.operators import is_mask, may_view
 from .._ops.effects import is_control_flow, is_effect

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from .._base import private, trees
+from .._base import nested_values, private
 from .._base.threads import holding
 from .._ir.operators import SAME_NUMBERS, SHAPE_ONLY, Operator, draws, of_shape, writes, written_by
 from .._ir.symbolic import same_sizes
@@ -44,7 +44,7 @@ def recorded(tensor: torch.Tensor) -> fx.Node | None:
 
 def body_draws(result: Any) -> bool:
     """Return whether the bodies of the loop or branch that computed a result draw at random."""
-    tensors, _ = trees.flatten(result)
+    tensors, _ = nested_values.flatten(result)
     node = recorded(tensors[0]) if tensors else None
     while node is not None and node.target is operator.getitem:
         (node,) = node.all_input_nodes

@@ -27,8 +27,8 @@ import torch
 from torch import fx
 
 from .._base import private
+from .._ir.compiler_pass import is_left_out
 from .._ir.operators import Operator, call_draws
-from .._ir.passes import is_left_out
 
 REPEATED_CALLS = "repeated calls"
 aten = torch.ops.aten

@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from .._base import source, trees
+from .._base import nested_values, source
 from .._ir.symbolic import NotSymbolic
-from .replaced import Replacement, changed
+from .replaced_tensors import Replacement, changed
 
 _SYMBOLS: Mapping[type, Callable[..., Any]] = {
     torch.SymInt: int,
@@ -81,7 +81,7 @@ def _with_user_code(root: nn.Module) -> list[types.ModuleType]:
     return [*by_variables.values()]
 
 
-def refuse_returned(structure: trees.Structure) -> None:
+def refuse_returned(structure: nested_values.Structure) -> None:
     for path, value in structure.constants:
         if _Search().holds(value):
             raise NotSymbolic(f"forward returns a size, {path}")

@@ -24,7 +24,7 @@ from typing import Any
 from torch.utils import data
 
 from .. import _job
-from .._base import archive, log, trees
+from .._base import archive, log, nested_values
 from .._base.errors import AssertionFailure, Error
 from .._data.sharding import Interleaved
 from .._job.rendezvous import Background
@@ -33,7 +33,7 @@ from ..dataloader import DataLoader
 from ..executor import PoplarExecutor
 from ..options.distributed import data_share
 from . import host_random
-from .folder import CheckpointFolder
+from .checkpoint_folder import CheckpointFolder
 
 __all__ = ["Checkpoints"]
 
@@ -476,7 +476,7 @@ def _encoded(name: str, stateful: Any) -> Any:
         for key, value in stateful.state_dict().items()
     }
     try:
-        tensors, _ = trees.flatten(state, name)
+        tensors, _ = nested_values.flatten(state, name)
         if tensors:  # a JSON form would keep only the shapes of tensors
             raise TypeError(f"{len(tensors)} tensors have no JSON form")
         return files.encode(state)

@@ -10,7 +10,7 @@ from typing import Any
 from .._base.errors import visible
 from .._base.private import replaced
 from .._base.tables import text_of
-from .._ipu_model import page, profile, scaling
+from .._ipu_model import profile, report_page, scaling
 from .._systems import system_of
 from ..executor import PoplarExecutor
 from .commands import FOUND, EndOfScript, Misuse, misuse, run_script
@@ -99,7 +99,7 @@ def _show(chosen: argparse.Namespace, allowed: dict[str, float]) -> int:
         changes = profile.compare(before, shown)
         print(visible(profile.changes_text(changes)))
     if chosen.html:
-        page.write(shown, chosen.html, before)
+        report_page.write(shown, chosen.html, before)
     over = [each for each in changes if each.change > allowed.get(each.name, float("inf"))]
     for each in over:
         print(f"over budget: {each.name} {each.change:+.1%}, allowed {allowed[each.name]:+.1%}")

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from .._base import env, folders, keyed, private, resources, temporary_folders
+from .._base import env, folders, private, resources, signed_code, temporary_folders
 from .._compile.cache import CODE_SUFFIX
 from .._cpu import toolchain
 from .commands import FOUND
@@ -119,7 +119,7 @@ def _caches() -> Iterator[Diagnosis]:
         if problem_with is not None:
             fix = f"name a folder of yours in {variable}, or unset it"
             yield Diagnosis("caches", f"{variable}={named}: {problem_with}", fix)
-    if not keyed.name():
+    if not signed_code.name():
         fix = "name a file of yours in POPTORCH_KEY_FILE"
         yield Diagnosis("caches", "there is no key to sign compiled code with", fix)
 

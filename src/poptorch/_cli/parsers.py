@@ -58,7 +58,7 @@ def _add_passes(commands: Any) -> None:
     add_passes_options(parser)
     parser.add_argument("script", nargs="?", default="", help="a file, or file:function")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="arguments of the script")
-    parser.set_defaults(run=_later("passes", "passes"))
+    parser.set_defaults(run=_later("passes_command", "passes"))
 
 
 def add_passes_options(parser: argparse.ArgumentParser) -> None:

@@ -12,7 +12,7 @@ from hashlib import sha256
 import torch
 
 from .. import _job
-from .._base import log, trees
+from .._base import log, nested_values
 from .._base.errors import Error
 from .._cost.links import fitted
 from .._ir.plan import Plan
@@ -53,7 +53,7 @@ def with_common(spec: Spec) -> Spec:
 def check_processes_agree(
     plan: Plan,
     backend: str,
-    arguments: Mapping[str, trees.Structure],
+    arguments: Mapping[str, nested_values.Structure],
     more_facts: Mapping[str, str],
 ) -> None:
     _check_data()

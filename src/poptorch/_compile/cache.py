@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from filelock import FileLock
 
-from .._base import VERSION, archive, keyed, log, safe_files, trees
+from .._base import VERSION, archive, log, nested_values, safe_files, signed_code
 from .._base.errors import described, one_line
 from .._base.folders import of_the_process, of_the_user, problem_with
 from .._ir import graph_json
@@ -100,7 +100,7 @@ class Store:
         try:
             parts = archive.read(path)
             code = parts[_PART]
-            if not keyed.is_own(key, code, parts.get(_DIGEST, b"")):
+            if not signed_code.is_own(key, code, parts.get(_DIGEST, b"")):
                 archive.refuse(path, "it is not signed with the key of this user")
         except FileNotFoundError:
             return None
@@ -112,7 +112,7 @@ class Store:
         return code
 
     def keep(self, key: str, code: bytes) -> None:
-        digest = keyed.digest(key, code)
+        digest = signed_code.digest(key, code)
         if digest is not None:
             self._write(self.path(key), {_PART: code, _DIGEST: digest})
 
@@ -229,7 +229,7 @@ def choice_key(ours: Mapping[str, str], other: Mapping[str, str]) -> str:
 
 def _prefix_of_user(key: str) -> str:
     """Return the prefix of a file name that only this user's key can have."""
-    name = keyed.name()
+    name = signed_code.name()
     return f"{key}-{name}" if name else key
 
 
@@ -292,7 +292,7 @@ def log_hit_or_miss(folder: Path, facts: Facts) -> None:
         log.engine.info("Executable cache: hit, %s", path)
 
 
-def facts_of(plan: Plan, backend: str, arguments: Mapping[str, trees.Structure]) -> Facts:
+def facts_of(plan: Plan, backend: str, arguments: Mapping[str, nested_values.Structure]) -> Facts:
     facts = {
         "backend": backend,
         "machine": platform.machine(),

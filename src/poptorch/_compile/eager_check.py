@@ -18,12 +18,12 @@ from .._cost.live_bytes import peak_bytes
 from .._cost.seconds import core_seconds
 from .._ir import graph_json
 from .._ir.closeness import Difference
+from .._ir.compiler_pass import leaving_out
 from .._ir.graph import Graph
 from .._ir.loops import Lanes
-from .._ir.passes import leaving_out
 from .._ir.slots import Kind
 from .._ir.spec import OptimSpec
-from ..backends import process
+from ..backends import process_settings
 from .cache import Store
 
 OFF, WARN, ERROR = "off", "warn", "error"
@@ -323,7 +323,7 @@ def _with_few_threads(
     """
     work = sum(core_seconds(node) for graph in graphs for node in graph.operators)
     if work < _SMALL:
-        return process.alone(function, *args, **kwargs)
+        return process_settings.alone(function, *args, **kwargs)
     return function(*args, **kwargs)
 
 

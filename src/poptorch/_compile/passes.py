@@ -16,7 +16,7 @@ from .._base.errors import Error
 from .._base.tables import table
 from .._base.threads import holding
 from .._eager import EagerOptimizer
-from .._ir.passes import Pass, is_left_out, parameters
+from .._ir.compiler_pass import Pass, is_left_out, parameters
 from .._ir.plan import Layout, Staged
 from .._ir.program import Program
 from .._ir.slots import Kind

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from .. import _place, _schedule, _update
 from .._base.errors import Error
 from .._cost.seconds import core_seconds
-from .._ir.blocks import StagePass
+from .._ir.block_labels import StagePass
 from .._ir.graph import Graph, SlotFunction, compose
 from .._ir.plan import Layout, Staged, Transfer, values_read, values_written
 from .._ir.schedule import Workload

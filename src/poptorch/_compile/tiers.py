@@ -16,7 +16,7 @@ import torch
 from .._base import interrupts, log, source
 from .._base.errors import described
 from .._base.resources import IDLE, Cores
-from .._ir.blocks import line_of
+from .._ir.block_labels import line_of
 from .._ir.plan import Plan, Report
 from .._ir.program import State
 from .._ir.symbolic import NotSymbolic

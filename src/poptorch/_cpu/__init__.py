@@ -6,14 +6,15 @@ What happens to a graph
 1. ``prepared`` moves out of an inference program what depends only on weights. ``folding`` puts
    factors of channels into weights, and ``packing`` stores weights as libraries read them fastest.
 2. ``compiler`` compiles one graph. ``refusals`` adds the checks that eager kernels make.
-   ``repeats`` cuts the graph where layers repeat, and ``chains`` joins the code of the pieces.
+   ``repeated_layers`` cuts the graph where layers repeat, and ``chains`` joins the code of the
+   pieces.
 3. ``lowering`` rewrites the graph in torch's primitive operators. Our ``kernels`` replace operators
    where their conditions hold: ``attention``, ``convolutions`` and ``pooling`` over ``windows``,
-   ``digamma``, ``norms`` and ``products``. Their files say how much time they save in a step.
-   ``corrections`` replaces operators for which torch has wrong code or none.
+   ``digamma``, ``norms`` and ``product_kernels``. Their files say how much time they save in a
+   step. ``corrections`` replaces operators for which torch has wrong code or none.
 4. Torch's compiler generates C++ code. ``writes`` puts updates of the state where they save memory,
-   and ``products`` calls the libraries that ``product_libraries`` has measured. ``shortcuts``
-   replaces functions of torch that take long.
+   and ``product_kernels`` calls the libraries that ``product_libraries`` has measured.
+   ``compile_speedups`` replaces functions of torch that take long.
 5. The C++ compiler (``toolchain``) reads the few ``headers`` that the code needs, and
    ``compiled_code`` stores the result. ``joint_kernels`` builds the kernels of code that stays in
    Python.
@@ -35,17 +36,17 @@ machine, where the seconds of one program vary by up to a fifth.
 |---|---|---|
 | few headers | ``headers`` | 3.1 s (perceptron), 4.0 s (CNN), 4.4 s (BERT) |
 | an empty library in the place of torch's | ``headers`` | 0.3 s for each library |
-| ``check_build``: AMX and others are not tried out | ``shortcuts`` | 1.4 s, once per machine |
-| ``vec_isa_ok``: vectors are not tried out | ``shortcuts`` | 9 s more without both |
-| no precompiled headers | ``shortcuts`` | 7.9 s, once per machine |
-| the wrapper's longest function with -O1 | ``shortcuts`` | 0.4 to 0.9 s (CNN) |
-| the wrapper as a source with -O1 | ``shortcuts`` | 3.7 s (ResNet) |
-| ``stride`` without sympy | ``shortcuts`` | 89 % more calls, 3.1 s (CNN) |
-| one handler for the types of results | ``shortcuts`` | 8 % more calls |
-| patterns that are traced only if they may apply | ``shortcuts`` | 6 % more calls |
-| ``simplify`` without ranges | ``shortcuts`` | 4 % more calls |
-| torch's folders without setuptools | ``shortcuts`` | 0.05 s |
-| layers that repeat are compiled once | ``repeats`` | 8.8 s (BERT) |
+| ``check_build``: AMX and others are not tried | ``compile_speedups`` | 1.4 s, once per machine |
+| ``vec_isa_ok``: vectors are not tried out | ``compile_speedups`` | 9 s more without both |
+| no precompiled headers | ``compile_speedups`` | 7.9 s, once per machine |
+| the wrapper's longest function with -O1 | ``compile_speedups`` | 0.4 to 0.9 s (CNN) |
+| the wrapper as a source with -O1 | ``compile_speedups`` | 3.7 s (ResNet) |
+| ``stride`` without sympy | ``compile_speedups`` | 89 % more calls, 3.1 s (CNN) |
+| one handler for the types of results | ``compile_speedups`` | 8 % more calls |
+| patterns that are traced only if they may apply | ``compile_speedups`` | 6 % more calls |
+| ``simplify`` without ranges | ``compile_speedups`` | 4 % more calls |
+| torch's folders without setuptools | ``compile_speedups`` | 0.05 s |
+| layers that repeat are compiled once | ``repeated_layers`` | 8.8 s (BERT) |
 | common subexpressions are removed first | ``lowering`` | 6 % more calls |
 | kernels that Python calls are one library | ``joint_kernels`` | 4.1 s (perceptron), 8.8 s (CNN) |
 

@@ -20,13 +20,13 @@ from .._ir.symbolic import is_symbolic
 from .._ops.written_out import written_out
 from ..backends.driver import program_report
 from ..backends.prepare import without_writes
-from ..backends.process import keep_freed_memory
+from ..backends.process_settings import keep_freed_memory
 from ..backends.protocol import Code, Compiled, Executable, Progress
 from .compiled_code import generator, load
 from .compiler import callable_from_cpp, compile_graph
 from .prepared import Preparing, copied_only, prepared
+from .product_kernels import choosing
 from .product_libraries import choices, described_choices
-from .products import choosing
 from .toolchain import instructions, obstacle
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .._base import private
-from .repeats import Argument, PieceChain
+from .repeated_layers import Argument, PieceChain
 
 _INCLUDE = re.compile(r"^#include .*$", re.MULTILINE)
 _PREFIX = re.compile(r"^(?=#include <torch/csrc/inductor/cpp_prefix.h>)", re.MULTILINE)

@@ -15,7 +15,7 @@ from .._ir.graph import copied
 from .._ir.operators import Operator
 from .._ir.slots import Slot
 from ..backends.protocol import Code
-from . import chains, shortcuts
+from . import chains, compile_speedups
 from .attention import attention, attention_backward
 from .compiled_code import code_of, code_with, entry_of
 from .convolutions import Convolutions
@@ -26,9 +26,9 @@ from .lowering import fakes, lower
 from .norms import group_norm, group_norm_backward
 from .packing import CONVOLUTION, PRODUCT, is_packed, register
 from .pooling import max_pool, max_pool_backward
-from .products import choose_library, row_product_and, small_product
+from .product_kernels import choose_library, row_product_and, small_product
 from .refusals import refusing
-from .repeats import Piece, cut
+from .repeated_layers import Piece, cut
 from .toolchain import explained
 from .writes import keep_dependencies, place_writes
 
@@ -146,7 +146,10 @@ def _compile_repeats(
         written = bool(sources) and entry_of(compiled) is chains.unbuilt
         if not written or not _has_expected_strides(compiled, piece):
             return None
-    with private.settings(shortcuts.settings()), private.replacing(shortcuts.replacements()):
+    with (
+        private.settings(compile_speedups.settings()),
+        private.replacing(compile_speedups.replacements()),
+    ):
         return code_with(chains.load(chain, sources))
 
 
@@ -214,7 +217,7 @@ def _compile(
     cpp_wrapper = not plain and callable_from_cpp(module)
     settings = {
         **SETTINGS,
-        **({} if plain else shortcuts.settings()),
+        **({} if plain else compile_speedups.settings()),
         # packed weights have no strides
         **({"size_asserts": False} if is_packed(module.graph) else {}),
         "cpp_wrapper": cpp_wrapper,
@@ -222,7 +225,7 @@ def _compile(
         "post_grad_custom_post_pass": place_writes if plain else _rewrite,
         "pre_fusion_custom_pass": keep_dependencies,
     }
-    replacements = {} if plain else shortcuts.replacements()
+    replacements = {} if plain else compile_speedups.replacements()
     if sources is not None:
         replacements = {**replacements, "load_pybinding_async": chains.collecting(sources)}
     with private.settings(settings), private.replacing(replacements):
@@ -232,12 +235,12 @@ def _compile(
         with tracing, torch.no_grad():
             joint_graph_passes = private.optional("joint_graph_passes")
             if joint_graph_passes is not None:
-                needed = {} if plain else shortcuts.patterns(lowered.graph)
+                needed = {} if plain else compile_speedups.patterns(lowered.graph)
                 with private.V.set_fake_mode(mode), private.replacing(needed):
                     joint_graph_passes(lowered)
             (output,) = lowered.graph.find_nodes(op="output")  # the strides of all results are kept
             output.meta["user_visible_output_idxs"] = list(range(len(output.args[0])))
-            are_two = sources is not None or shortcuts.are_two(lowered.graph)
+            are_two = sources is not None or compile_speedups.are_two(lowered.graph)
             with private.settings({"cpp_wrapper_build_separate": are_two}):
                 return private.compile_fx_inner(
                     lowered,

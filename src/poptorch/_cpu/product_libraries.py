@@ -33,7 +33,7 @@ from .._base import archive, log, private
 from .._base.errors import described
 from .._base.folders import of_the_user
 from .._ir.graph import Graph
-from ..backends.process import alone
+from ..backends.process_settings import alone
 from .toolchain import instructions, processor
 
 aten = torch.ops.aten

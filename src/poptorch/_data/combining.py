@@ -16,7 +16,7 @@ from torch.utils.data import (
     default_collate,
 )
 
-from .._base import trees
+from .._base import nested_values
 from .._base.errors import Error
 from .sharding import DataShard
 
@@ -59,7 +59,7 @@ def join(batches: Sequence[Any], equally: bool = False, name: str = "batch") -> 
 
     if isinstance(last, torch.Tensor):
         return _concatenated(batches, equally, name)
-    parser = trees.parser_of(last)
+    parser = nested_values.parser_of(last)
     if parser is not None:
         leaves = zip(*(parser.yieldTensors(batch) for batch in batches), strict=True)
         joined = parser.reconstruct(last, iter([part(name, group) for group in leaves]))
@@ -67,18 +67,20 @@ def join(batches: Sequence[Any], equally: bool = False, name: str = "batch") -> 
         return joined if complete is None else complete(batches, joined)
     if isinstance(last, Mapping):
         items = {key: part(key, (batch[key] for batch in batches)) for key in last}
-        return trees.dict_builder(last)(items) if isinstance(last, dict) else items
-    if trees.has_fields(last):
-        fields = [trees.fields_of(batch) for batch in batches]
+        return nested_values.dict_builder(last)(items) if isinstance(last, dict) else items
+    if nested_values.has_fields(last):
+        fields = [nested_values.fields_of(batch) for batch in batches]
         items = {key: part(key, (each[key] for each in fields)) for key in fields[-1]}
-        return trees.with_fields(type(last), items)
+        return nested_values.with_fields(type(last), items)
     if type(last) is tuple and last and all(isinstance(item, str) for item in last):
         return tuple(item for batch in batches for item in batch)
-    if isinstance(last, list) and not trees.flatten(last)[0]:
+    if isinstance(last, list) and not nested_values.flatten(last)[0]:
         return [item for batch in batches for item in batch]
     if isinstance(last, list | tuple):
         groups = enumerate(zip(*batches, strict=True))
-        return trees.sequence_of(type(last), [part(f"{name}[{at}]", group) for at, group in groups])
+        return nested_values.sequence_of(
+            type(last), [part(f"{name}[{at}]", group) for at, group in groups]
+        )
     return last
 
 

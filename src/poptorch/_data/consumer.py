@@ -14,7 +14,7 @@ from .._ir.tensors import Tensors
 from ..enums import SharingStrategy
 from . import ring
 from .channel import ALL_ROWS, Message, MessageKind
-from .process import LoadingProcess
+from .loading_process import LoadingProcess
 from .worker import LoaderSettings
 
 _CHECK_SECONDS = 0.2  # interval at which a killed worker is noticed

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from .._base import trees
+from .._base import nested_values
 from .._base.errors import AssertionFailure
 from .._ir.tensors import Tensors
 from .channel import ALL_ROWS
@@ -79,7 +79,7 @@ class Form:
             return tensors
         if self.kind is dict:
             return dict(zip(self.keys, tensors, strict=True))
-        parser = trees.exact_parser_of(self.template)
+        parser = nested_values.exact_parser_of(self.template)
         if parser is None:
             raise AssertionFailure(
                 "The argument parser for the elements of the data set is no longer registered",
@@ -90,7 +90,7 @@ class Form:
 
 
 def _parts(element: Any) -> tuple[type, tuple[Any, ...], list[Any]]:
-    parser = trees.exact_parser_of(element)
+    parser = nested_values.exact_parser_of(element)
     if parser is not None:
         return type(element), (), list(parser.yieldTensors(element))
     if isinstance(element, dict):

@@ -21,14 +21,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from .._base import trees
+from .._base import nested_values
 from .._base.errors import Error
 from .._base.processes import is_running
 from .._ir.tensors import Tensors
 from . import ring
 from .channel import Connection, MessageKind
 
-Contents = tuple[Any, dict[type, trees.Parser]]  # a data set, and the parsers for its elements
+Contents = tuple[
+    Any, dict[type, nested_values.Parser]
+]  # a data set, and the parsers for its elements
 
 
 @dataclass(frozen=True)
@@ -141,7 +143,7 @@ class _Worker:
             self._source, parsers = load()
             has_arrived = True
             for kind, parser in parsers.items():
-                trees.register(kind, parser)
+                nested_values.register(kind, parser)
             self._first_order = getattr(self._source, "_order_index", None)
             first = self._begin()
         except Exception as error:

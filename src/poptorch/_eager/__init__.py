@@ -1,9 +1,9 @@
 """Compare a captured micro-batch with eager PyTorch, on the user's first batch."""
 
-from .check import Check, Mismatch, Skipped
-from .described import text_of
+from .micro_batch_check import Check, Mismatch, Skipped
+from .optimizer_text import text_of
 from .traced_update import NotCompared
-from .update import EagerOptimizer, update_differences
+from .update_check import EagerOptimizer, update_differences
 
 __all__ = [
     "Check",

@@ -15,7 +15,7 @@ import torch
 from torch import fx
 from torch.fx.node import map_aggregate
 
-from .._ir.blocks import label_of
+from .._ir.block_labels import label_of
 
 # number of rounding steps by which sums of equal values may differ, relative to their magnitude
 _CLOSE = 100

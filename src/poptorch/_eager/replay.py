@@ -14,7 +14,7 @@ from .._ir.operators import draws, may_view
 from .._ops.context import EagerRun, running_eagerly
 from ..backends.prepare import accept_strides
 from ..backends.stopwatch import OneByOne
-from .draws import EagerDraw, handed_over
+from .eager_draws import EagerDraw, handed_over
 
 NodeObserver = Callable[[fx.Node, Any], object]
 

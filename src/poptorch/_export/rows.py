@@ -15,12 +15,12 @@ from torch import fx
 
 from .._cost.live_bytes import tensors, value_bytes
 from .._cost.operations import flops_of
-from .._ir.blocks import label_of, line_of
+from .._ir.block_labels import label_of, line_of
 from .._ir.graph import PART, Graph
 from .._ir.operators import may_view, name_of
 from .._ir.program import Node, Program, Repeat, Run
 from .._ir.slots import Kind, Slot, type_text
-from .operators import NOISE, constant
+from .operator_code import NOISE, constant
 from .simplify import of_update
 
 

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import fx
 
-from .._ir.blocks import label_of, line_of
+from .._ir.block_labels import label_of, line_of
 from .._ir.graph import GRADIENT, PART
 from .._ir.operators import draws, name_of, storage_root
 from ..backends.fused_steps import STEPS
 from .layout import is_call
-from .operators import HELPERS, constant, expression, tidy
+from .operator_code import HELPERS, constant, expression, tidy
 from .quoting import comment, identifier
 from .simplify import LETTERS, MARK, entry, multiple
 

@@ -12,7 +12,7 @@ from torch import fx
 from .._cost.live_bytes import tensors
 from .._ir.slots import Slot, narrowed
 from .._systems import ChipKind
-from .products import ChipModel, spread
+from .product_planner import ChipModel, spread
 from .work import NOTHING, Work, work_of
 
 

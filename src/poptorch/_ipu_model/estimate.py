@@ -15,7 +15,7 @@ from typing import Any
 from .._base import safe_files
 from .._base.tables import html_of, text_of
 from .._systems import parse
-from . import page, profile
+from . import profile, report_page
 from .parts import Advice, ChipEstimate, Culprit, Guess, OperatorEstimate, TimedAction
 from .scaling import Scaling
 
@@ -106,7 +106,7 @@ class Estimate:
 
     def to_html(self, path: str | os.PathLike[str]) -> None:
         """Write the estimate as one page for browsers."""
-        page.write(self.to_dict(), Path(path))
+        report_page.write(self.to_dict(), Path(path))
 
     def to_trace(self, path: str | os.PathLike[str]) -> None:
         """Write one run of the schedule for Perfetto, with a process per chip and a lane

@@ -15,7 +15,7 @@ from .._compile.eager_check import EagerCheck
 from .._compile.stage_graphs import OptimizerGraphs
 from .._cost.links import Exchanged, Link
 from .._cost.operations import flops_of
-from .._ir.blocks import StagePass
+from .._ir.block_labels import StagePass
 from .._ir.loops import Loops
 from .._ir.program import Gather, Reduce, Scatter
 from .._ir.spec import Locations, OptimSpec, Runtime, Spec
@@ -24,7 +24,7 @@ from .constants import Constants
 from .estimate import Estimate
 from .pass_cost import PricedPass
 from .pricing import price
-from .products import ChipModel
+from .product_planner import ChipModel
 from .subject import Subject
 
 

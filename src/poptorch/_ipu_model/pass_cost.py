@@ -15,14 +15,14 @@ from torch import fx
 from .._base import source
 from .._cost.live_bytes import alive_bytes, tensors
 from .._cost.operations import flops_of, is_product, right_operand
-from .._ir.blocks import StagePass, label_of, line_of, pass_of
+from .._ir.block_labels import StagePass, label_of, line_of, pass_of
 from .._ir.graph import Graph
 from .._ir.operators import aten, is_mask, may_view, name_of
 from .._ir.slots import Kind
 from .cycles import FREE, Cost, cost, node_bytes
 from .element_cycles import cycles_per_element
 from .parts import OperatorEstimate
-from .products import ChipModel, spread
+from .product_planner import ChipModel, spread
 from .work import (
     NOTHING,
     Halves,

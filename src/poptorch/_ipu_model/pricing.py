@@ -11,15 +11,15 @@ from dataclasses import fields, replace
 from torch import fx
 
 from .._base import source
-from .._ir.blocks import StagePass, label_of, line_of
+from .._ir.block_labels import StagePass, label_of, line_of
 from .._ir.slots import Kind
-from . import memory
+from . import chip_memory
+from .chip_memory import ChipMemory, memory_of
 from .constants import ERROR_BANDS, Constants, Mark
 from .cycles import Cost, cost
 from .estimate import Estimate
-from .memory import ChipMemory, memory_of
 from .parts import ChipEstimate, Culprit, Guess, LiveTensor, OperatorEstimate, verdict
-from .products import peak_macs
+from .product_planner import peak_macs
 from .simulate import PassPrice, Timeline, named, simulate
 from .subject import Subject
 
@@ -168,8 +168,8 @@ def _unknown(subject: Subject, timeline: Timeline) -> Iterator[Guess]:
 
 
 _CATEGORY = {
-    Kind.OPTSTATE: memory.OPTIMIZER, Kind.ACCUM: memory.ACCUMULATORS,
-    Kind.VALUE: memory.ACTIVATIONS, Kind.BATCH: memory.ACTIVATIONS,
+    Kind.OPTSTATE: chip_memory.OPTIMIZER, Kind.ACCUM: chip_memory.ACCUMULATORS,
+    Kind.VALUE: chip_memory.ACTIVATIONS, Kind.BATCH: chip_memory.ACTIVATIONS,
 }  # fmt: skip
 
 
@@ -190,7 +190,7 @@ class _Names:
 
     def culprit(self, chips: tuple[ChipEstimate, ...], held: Mapping[int, ChipMemory]) -> Culprit:
         fullest = max(chips, key=lambda chip: chip.bytes)
-        real = {k: v for k, v in fullest.peak.items() if k != memory.GAPS}
+        real = {k: v for k, v in fullest.peak.items() if k != chip_memory.GAPS}
         category = max(real, key=lambda name: real[name])
         largest = self._largest(held[fullest.chip], category)
         return Culprit(
@@ -215,7 +215,7 @@ class _Names:
         return LiveTensor(key, self._category(key), size, *_place(self._node_of(key)))
 
     def _category(self, key: str) -> str:
-        return _CATEGORY.get(self._slots[key].kind, memory.WEIGHTS)
+        return _CATEGORY.get(self._slots[key].kind, chip_memory.WEIGHTS)
 
     def _largest(self, held: ChipMemory, category: str = "") -> LiveTensor:
         """Return the largest tensor, in one category or in all; in a running pass, of its fullest
@@ -229,7 +229,7 @@ class _Names:
         key = max(sizes, key=lambda name: sizes[name], default="")
         own = None if held.at is None else self._prices[held.at.stage_pass].inside
         if own is not None and own.fullest is not None:
-            inside = {memory.TEMPORARY: own.temporary, memory.ACTIVATIONS: own.values}
+            inside = {chip_memory.TEMPORARY: own.temporary, chip_memory.ACTIVATIONS: own.values}
             kind = category or max(inside, key=lambda name: inside[name])
             if inside.get(kind, 0.0) > sizes.get(key, 0.0):
                 return LiveTensor(own.fullest.name, kind, inside[kind], *_place(own.fullest))

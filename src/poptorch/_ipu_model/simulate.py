@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from .._ir import schedule
-from .._ir.blocks import StagePass
+from .._ir.block_labels import StagePass
 from .._ir.schedule import Traffic
 from .._ir.slots import Kind
 from .cycles import FREE, Cost, slot_bytes

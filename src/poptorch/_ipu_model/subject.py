@@ -6,14 +6,14 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from .._ir.blocks import StagePass
+from .._ir.block_labels import StagePass
 from .._ir.plan import Staged
 from .._ir.program import Emit
 from .._ir.slots import Kind, Slot
 from .._ir.spec import Spec
 from .constants import Constants
 from .pass_cost import PassCost, PricedPass
-from .products import ChipModel
+from .product_planner import ChipModel
 
 POD = 64  # largest number of chips connected by IPU-Links
 

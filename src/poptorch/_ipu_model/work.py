@@ -31,7 +31,7 @@ from .._cost.operations import (
     shape_of,
     weight_gradient_sizes,
 )
-from .._ir.blocks import MEMORY, PARTIALS, label_of, marks
+from .._ir.block_labels import MEMORY, PARTIALS, label_of, marks
 from .._ir.operators import aten, bodies, draws, may_view, name_of
 from .element_cycles import cycles_per_element, is_known
 

@@ -17,7 +17,7 @@ from typing import Any, cast
 import torch
 from torch import fx
 
-from .blocks import line_of
+from .block_labels import line_of
 from .graph import Graph
 from .operators import Operator, draws
 from .slots import Kind, Slot

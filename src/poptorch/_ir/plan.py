@@ -9,7 +9,7 @@ from typing import Any
 
 from .._base.errors import one_line
 from .._base.tables import html_text, size_text, table, time_text
-from .blocks import (
+from .block_labels import (
     Direction,
     PlacedStage,
     StagePass,

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from xml.sax.saxutils import escape
 
-from .blocks import Direction, PlacedStage, StagePass, stage_passes
+from .block_labels import Direction, PlacedStage, StagePass, stage_passes
 
 _CELL = 44, 26
 _MARGIN = 64, 8

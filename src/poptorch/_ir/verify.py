@@ -10,7 +10,7 @@ from collections.abc import Iterable
 import torch
 
 from ..enums import OutputMode
-from .blocks import pass_of
+from .block_labels import pass_of
 from .graph import Graph
 from .operators import writes
 from .plan import Layout

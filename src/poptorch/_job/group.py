@@ -20,8 +20,8 @@ from .._base import interrupts, log, terminal
 from .._base.errors import Error, StateError
 from . import heartbeat
 from .heartbeat import Heartbeat, LostProcess
-from .memory import CommonMemory, Regions, add_up
 from .rendezvous import Impatience, Line, open_store
+from .shared_memory import CommonMemory, Regions, add_up
 
 dist = torch.distributed  # torch itself has imported it
 MEETING = datetime.timedelta(minutes=10)  # from the start of the first process to that of the last

@@ -26,7 +26,7 @@ import torch
 
 from .._base import env, interrupts, log, private
 from .._base.errors import Error
-from .folder import JobFolder
+from .job_folder import JobFolder
 from .signed import SignedStore
 
 dist: Any = torch.distributed

@@ -16,8 +16,8 @@ import torch
 from torch import fx
 
 from .._base import private, source
-from .._base.trees import with_tensors
-from .._ir import blocks
+from .._base.nested_values import with_tensors
+from .._ir import block_labels
 from .._ir.operators import RESHAPES, Operator, is_pointwise
 from .._ir.symbolic import same_sizes
 from .._ops import exchanges
@@ -36,7 +36,7 @@ class NotVectorisable(Exception):  # noqa: N818 (not a failure: micro-batches ru
 
 
 def named(node: fx.Node, why: str) -> NotVectorisable:
-    line = blocks.line_of(node)
+    line = block_labels.line_of(node)
     where = f" ({source.describe(*line)})" if line else ""
     error = NotVectorisable(f"{node.target}: {why}{where}")
     error.named = True

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from .._base.trees import with_tensors
+from .._base.nested_values import with_tensors
 from .._ir.operators import Operator
 from .._ir.symbolic import same_sizes
 from .._ops.dispatch import answering

@@ -11,11 +11,11 @@ from typing import Any
 import libcst as cst
 from libcst import matchers as m
 
-from .aside import with_comments, with_places
+from .cleanup import with_helpers, without_unread
+from .commented_out import with_comments, with_places
 from .meanings import Meaning, changed_by_key, helpers, meaning, named
 from .precision import in_float32
 from .scripts import Script
-from .tidying import with_helpers, without_unread
 
 _OPTIONS = "poptorch.Options"
 _STATEMENTS = (cst.SimpleStatementLine, cst.BaseCompoundStatement)

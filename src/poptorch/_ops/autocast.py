@@ -12,8 +12,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from .._base.log import python as log
+from .._base.nested_values import dtypes_of, with_tensors
 from .._base.threads import holding
-from .._base.trees import dtypes_of, with_tensors
 from .context import AutocastRules, autocast_settings
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from .._ir.blocks import marks
+from .._ir.block_labels import marks
 from .._ir.operators import draws, name_of
 from . import annotate, streams
 

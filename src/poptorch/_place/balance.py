@@ -15,7 +15,7 @@ from torch import fx
 
 from .._base.errors import Error
 from .._cost.live_bytes import value_bytes
-from .._ir.blocks import Visit, label_of, pass_of, reader_passes, relabel
+from .._ir.block_labels import Visit, label_of, pass_of, reader_passes, relabel
 from .._ir.graph import Graph
 from .._ir.operators import storage_root
 from .._ir.slots import Kind

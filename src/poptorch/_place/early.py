@@ -15,7 +15,7 @@ from torch import fx
 
 from .._cost.links import Link, saved
 from .._cost.seconds import core_seconds
-from .._ir.blocks import StagePass
+from .._ir.block_labels import StagePass
 from .._ir.graph import Graph
 from .._ir.operators import acts, aten, draws, may_view, storage_root
 from .._ir.slots import Kind

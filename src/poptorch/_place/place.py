@@ -12,7 +12,7 @@ from torch import fx
 
 from .._base import log
 from .._base.errors import Error
-from .._ir.blocks import PlacedStage, StagePass, Visit, label_of, pass_of
+from .._ir.block_labels import PlacedStage, StagePass, Visit, label_of, pass_of
 from .._ir.graph import Graph
 from .._ir.plan import Layout
 from .._ir.slots import Kind, Slot

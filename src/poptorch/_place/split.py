@@ -12,7 +12,7 @@ from torch import fx
 
 from .._cost.live_bytes import value_bytes
 from .._ir import slots
-from .._ir.blocks import Direction, StagePass, is_kept, pass_of, stage_passes
+from .._ir.block_labels import Direction, StagePass, is_kept, pass_of, stage_passes
 from .._ir.graph import Graph, copy_node, graph_module, placeholder
 from .._ir.operators import acts, draws, is_mask, may_view
 from .._ir.plan import Layout

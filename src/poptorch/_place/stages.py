@@ -12,7 +12,7 @@ from torch import fx
 
 from .._base import log, source
 from .._base.errors import AssertionFailure, Error
-from .._ir.blocks import (
+from .._ir.block_labels import (
     OUTSIDE,
     Direction,
     PlacedStage,

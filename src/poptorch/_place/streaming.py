@@ -6,7 +6,7 @@ import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
-from .._ir.blocks import Direction, StagePass
+from .._ir.block_labels import Direction, StagePass
 from .._ir.graph import Graph
 from .._ir.plan import Layout, values_read
 from .._ir.schedule import Streaming

@@ -4,8 +4,8 @@ event changes.
 
 from .access import NO_GRADIENTS, unwatched
 from .cells import Cell, Copy, DeviceCopies
+from .coherence_table import TABLE, Coherence, CopyDirection, Event, Transition
 from .locks import Lock, locked
-from .table import TABLE, Coherence, CopyDirection, Event, Transition
 
 __all__ = [
     "NO_GRADIENTS",

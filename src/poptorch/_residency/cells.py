@@ -18,8 +18,8 @@ import torch
 from .._base.threads import RenewedLock
 from .._ir.program import Writes
 from .access import unwatch, unwatched, watch
+from .coherence_table import TABLE, Coherence, CopyDirection, Event
 from .locks import Lock
-from .table import TABLE, Coherence, CopyDirection, Event
 
 T = TypeVar("T")
 Region = tuple[int, int, int]  # storage, first byte, end

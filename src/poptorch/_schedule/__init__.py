@@ -1,6 +1,6 @@
 """Make schedules from execution strategies, and check them."""
 
-from .check import ScheduleError, check
 from .make import make
+from .schedule_check import ScheduleError, check
 
 __all__ = ["ScheduleError", "check", "make"]

@@ -8,7 +8,7 @@ import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from .._ir.blocks import Direction, StagePass
+from .._ir.block_labels import Direction, StagePass
 from .._ir.schedule import Action, Schedule, Traffic, Workload, padded
 from .._ir.spec import Placement, Strategy
 from ..enums import Liveness

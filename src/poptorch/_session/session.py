@@ -39,12 +39,12 @@ from .calls import (
     unequal_share,
     why_fixed,
 )
-from .chips import Chips
 from .host_changes import array_check, decision_check, seed_checks, structure_checks
 from .optimizer import SessionOptimizer
 from .programs import CallMode, Model, Programs, Specialization, Task, check_saved, paths_of
 from .random import Randomness
 from .reports import Reports, check_report_settings
+from .reserved_chips import Chips
 from .weights import DEVICE_ONLY, StateLayout, StateStore, Transfers
 
 # What the next compilation continues with after loading a file: state without a host tensor, by

@@ -23,9 +23,9 @@ from .known_functions import (
     operation_of,
     title_of,
 )
-from .origins import HYPER, Identifier, Origins
-from .value_reads import ValueNeeded, refuse_read
-from .values import is_number, replaced, tensors_in
+from .step_value_reads import ValueNeeded, refuse_read
+from .step_values import is_number, replaced, tensors_in
+from .value_origins import HYPER, Identifier, Origins
 
 _HALVES = {torch.bfloat16, torch.float16}
 # Hyper-parameters that schedules change from step to step.

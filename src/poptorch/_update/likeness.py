@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from .._base.errors import Error
-from .origins import WEIGHT, Identifier, Origins
-from .values import Geometry
+from .step_values import Geometry
+from .value_origins import WEIGHT, Identifier, Origins
 
 aten = torch.ops.aten
 _KEEP_ELEMENTS = {

@@ -33,15 +33,15 @@ from .._ir.slots import Kind, Slot
 from .._ir.spec import OptimGroup, OptimSpec, Setting
 from .._ir.state_views import StatePlace, Views
 from .._ops.dispatch import answering
-from .absent import check_unchanged, check_unread
-from .choices import COMMON, Choices, StepResults
+from .absent_gradients import check_unchanged, check_unread
 from .likeness import Signatures, Wholes
-from .origins import HYPER, NUMBER, WEIGHT, Identifier
 from .own_run import StepRun, StepTensors
 from .python_functions import numbers_functions
-from .repeats import Repeats
-from .value_reads import Restart, ValueNeeded
-from .values import is_number, is_whole
+from .repeated_operators import Repeats
+from .step_value_reads import Restart, ValueNeeded
+from .step_values import is_number, is_whole
+from .value_branches import COMMON, Choices, StepResults
+from .value_origins import HYPER, NUMBER, WEIGHT, Identifier
 
 _RAISES = (
     "The optimizer's step raises %s at %s if the values of tensors meet a condition. A compiled "

@@ -33,12 +33,12 @@ from .._ir.own_step import (
     substituted,
 )
 from .._ir.state_views import WEIGHT, StatePlace, Views, views_among
-from .absent import Absent
-from .absent import enter as enter_absent
+from .absent_gradients import Absent
+from .absent_gradients import enter as enter_absent
 from .hook_calls import call_step, unhooked_step
-from .origins import Identifier, Origins
-from .value_reads import ValueNeeded, value_needed
-from .values import is_number, unobserved
+from .step_value_reads import ValueNeeded, value_needed
+from .step_values import is_number, unobserved
+from .value_origins import Identifier, Origins
 
 
 @dataclass

@@ -17,7 +17,7 @@ from .._ir.tensors import TensorsByKey
 from .._ops.optimizer_steps import SQUARES, MomentTensors, Scalar, Scalars, scaled
 from .._ops.rounding import DROPPED_BITS, rounded
 from .clipping import Anchor, clip_factor, gradients_of, sums_of_squares
-from .own_step import lower_own
+from .own_step_function import lower_own
 from .per_group import (
     ALGORITHMS,
     Algorithm,

@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 from .._ir import slots
-from .._ir.blocks import StagePass
+from .._ir.block_labels import StagePass
 from .._ir.plan import PER_MICRO_BATCH, RESULTS, Staged
 from .._ir.program import State
 from .._ir.schedule import Action, Traffic

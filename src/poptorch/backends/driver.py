@@ -26,7 +26,7 @@ from ..enums import OutputMode
 from . import stopwatch
 from .failing import explained
 from .prepare import returned
-from .process import Threads
+from .process_settings import Threads
 from .protocol import Compiled, Failure
 from .rollback import Rollback
 

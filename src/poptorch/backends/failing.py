@@ -12,7 +12,7 @@ from torch import fx
 
 from .._base import source
 from .._base.errors import Error, OperatorError, OperatorIndexError
-from .._ir.blocks import line_of
+from .._ir.block_labels import line_of
 from .._ir.graph import Graph
 from .._ops.effects import is_effect
 

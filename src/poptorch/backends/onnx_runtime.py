@@ -24,7 +24,7 @@ from .._ir.plan import Plan, Report
 from .._ir.program import State
 from .driver import LoopExecutable, program_report
 from .prepare import accept_strides, without_writes, written
-from .process import P, R, Threads
+from .process_settings import P, R, Threads
 from .protocol import Code, Compiled, Executable, Progress
 
 _NEEDED = ("onnx", "onnxscript", "onnxruntime")

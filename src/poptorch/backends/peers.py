@@ -18,7 +18,7 @@ import torch
 
 from .. import _job
 from .._base.errors import Error
-from .._ir.blocks import StagePass
+from .._ir.block_labels import StagePass
 from .._ir.plan import Staged, values_read
 from .._ir.schedule import Action
 from .._ir.slots import Slot

@@ -20,18 +20,18 @@ from torch.fx.node import map_aggregate
 
 from .._base import private, source
 from .._base.errors import Error
-from .._ir.blocks import label_of, line_of
+from .._ir.block_labels import label_of, line_of
 from .._ir.graph import Graph, copied
 from .._ir.operators import Operator, name_of
 from .._ir.plan import Plan
 from .._ops.written_out import written_out
 from . import stopwatch
-from .calls import with_fewer_calls
 from .driver import LoopExecutable, Point, program_report
+from .fewer_calls import with_fewer_calls
 from .fused_steps import STEPS
 from .offloaded import Offloaded
 from .prepare import accept_strides, for_device, prepare, view
-from .process import keep_freed_memory
+from .process_settings import keep_freed_memory
 from .protocol import Compiled, Executable, Progress
 
 _COMPARISONS = frozenset({"lt", "le", "gt", "ge"})

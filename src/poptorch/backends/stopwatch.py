@@ -14,7 +14,7 @@ from typing import Any
 from torch import fx
 
 from .._base.threads import holding
-from .._ir.blocks import label_of, line_of, pass_of
+from .._ir.block_labels import label_of, line_of, pass_of
 from .._ir.operators import name_of
 
 MOST_SPANS = 4000  # largest number of operators in a call that are recorded individually

@@ -14,12 +14,12 @@ import torch
 from torch import nn
 
 import poptorch
-from poptorch._base import trees
+from poptorch._base import nested_values
 from poptorch._capture.metrics import intercepted
 from poptorch._session.calls import Arguments
 from poptorch.dataloader import join
 
-from ._later import Calls, Later, ResultsOfCalls
+from ._deferred_calls import Calls, Later, ResultsOfCalls
 
 try:
     import lightning.pytorch as pl
@@ -316,7 +316,7 @@ def _arguments(window: list[tuple[Any, ...]]) -> tuple[Any, ...]:
 
 def _rows(batch: Any) -> int:
     """Return how many rows the first tensor of a batch has."""
-    tensors, _ = trees.flatten(batch)
+    tensors, _ = nested_values.flatten(batch)
     return next((tensor.shape[0] for tensor in tensors if tensor.dim()), 1)
 
 

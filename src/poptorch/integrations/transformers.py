@@ -24,7 +24,7 @@ except ModuleNotFoundError as error:
     error.add_note('  Fix:    pip install "poptorch[transformers]"')
     raise
 
-from ._lengths import Lengths, NamedBatch, Padding
+from ._padding import Lengths, NamedBatch, Padding
 
 _NORM = "GradientNorm"
 _RNG_FILE = "poptorch_rng.pt"

@@ -10,8 +10,8 @@ import torch
 from .._base.errors import InvalidValue
 from .._ops import effects
 from .._ops.context import Capture, eager_run, listener
-from . import check
-from .check import describe, kinds_of
+from . import operand_checks
+from .operand_checks import describe, kinds_of
 
 
 def for_loop(
@@ -40,13 +40,13 @@ def for_loop(
     fits = isinstance(count, int) and not isinstance(count, bool) and count >= 0
     title = "The count of a for_loop must be a Python integer that is not negative"
     fix = "pass an int; the number of iterations is fixed when the model is compiled"
-    check.that(fits, title, repr(count), fix)
+    operand_checks.that(fits, title, repr(count), fix)
     expected = kinds_of(inputs)
 
     def step(*values: torch.Tensor) -> list[torch.Tensor]:
         results = _as_list(body(*values))
         got = kinds_of(results)
-        check.that(
+        operand_checks.that(
             got == expected,
             "The body of a for_loop must return tensors like its inputs",
             f"{describe(got)} for inputs {describe(expected)}",
@@ -92,9 +92,11 @@ def cond(
     """
     _check_list(then_inps, "then_inps")
     _check_list(else_inps, "else_inps")
-    check.tensor(condition, "The condition of cond must be a torch.tensor")
+    operand_checks.tensor(condition, "The condition of cond must be a torch.tensor")
     title, got = "The condition of cond must have one element", f"shape {tuple(condition.shape)}"
-    check.that(condition.numel() == 1, title, got, "reduce it: condition.any() or condition.all()")
+    operand_checks.that(
+        condition.numel() == 1, title, got, "reduce it: condition.any() or condition.all()"
+    )
     capture = listener()
     if capture is None:
         body, inputs = (then_body, then_inps) if condition else (else_body, else_inps)
@@ -143,18 +145,20 @@ def _check_list(value: Any, name: str) -> None:
 def _only_inference(capture: Capture, function: str) -> None:
     title = f"{function} is only supported in inference"
     fix = "write the loop or branch with tensors, or unroll it in Python"
-    check.that(not capture.training, title, f"a call of {function} in a training model", fix)
+    operand_checks.that(
+        not capture.training, title, f"a call of {function} in a training model", fix
+    )
 
 
 def _as_list(returned: Any) -> list[torch.Tensor]:
     title = "The body of a loop or branch must return a tensor, or a tuple or list of tensors"
-    return check.tensors(returned, title)
+    return operand_checks.tensors(returned, title)
 
 
 def _common_shapes(*bodies: torch.fx.GraphModule) -> list[tuple[int, ...]]:
     results: list[Any] = [body.graph.output_node().args[0] for body in bodies]
     taken, other = ([node.meta["val"] for node in nodes] for nodes in results)
-    check.that(
+    operand_checks.that(
         [(t.numel(), t.dtype) for t in taken] == [(t.numel(), t.dtype) for t in other],
         "Both bodies of a cond must return the same number of tensors, of the same dtypes "
         "and sizes",

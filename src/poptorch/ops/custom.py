@@ -15,8 +15,8 @@ from .._base import private
 from .._base.errors import Error, InvalidValue
 from .._ops.context import listener, outermost
 from .._ops.library import copied, define
-from . import check, known
-from .check import TensorKind, kinds_of
+from . import known_custom_ops, operand_checks
+from .operand_checks import TensorKind, kinds_of
 
 OperatorAttributes = Mapping[str, Any]
 OperatorForward = Callable[[list[torch.Tensor], OperatorAttributes], Sequence[torch.Tensor]]
@@ -60,7 +60,9 @@ def register_custom_op(
     fits = callable(forward) and (backward is None or callable(backward))
     got = f"forward={forward!r}, backward={backward!r}"
     fix = "for example poptorch.register_custom_op('Cube', 'custom.ops', 1, forward, backward)"
-    check.that(fits, "register_custom_op needs functions for forward and backward", got, fix)
+    operand_checks.that(
+        fits, "register_custom_op needs functions for forward and backward", got, fix
+    )
     _registered[_key_of(name, domain, version)] = forward, backward
 
 
@@ -97,7 +99,9 @@ def custom_op(
     """
     tensors, templates = list(inputs), list(example_outputs)
     for value in (*tensors, *templates):
-        check.tensor(value, f"custom_op '{name}' must take torch.tensor inputs and examples")
+        operand_checks.tensor(
+            value, f"custom_op '{name}' must take torch.tensor inputs and examples"
+        )
     checked = _checked(attributes or {})
     key = _key_of(name, domain, domain_version)
     if key in _registered:
@@ -106,10 +110,10 @@ def custom_op(
     operator = _overload(library, name)
     if operator is not None:
         return _of_library(operator, _overload(library, f"{name}Grad"), tensors, templates, checked)
-    if domain_version not in known.versions(name, domain):
+    if domain_version not in known_custom_ops.versions(name, domain):
         _unknown(name, domain, domain_version)
-    results = [known.call(name, tensors, checked, templates)]
-    check.like_examples(name, results, kinds_of(templates))
+    results = [known_custom_ops.call(name, tensors, checked, templates)]
+    operand_checks.like_examples(name, results, kinds_of(templates))
     return results
 
 
@@ -130,7 +134,7 @@ def _of_user(
             results = list(forward(tensors, attributes))
         except Exception as error:
             raise _without_gradient(key, "forward cannot be looked into") from error
-        check.like_examples(key, results, expected)
+        operand_checks.like_examples(key, results, expected)
         if not any(outermost(result).requires_grad for result in results):
             raise _without_gradient(key)
         return results
@@ -148,7 +152,7 @@ def _of_library(
     attributes: dict[str, Any],
 ) -> list[torch.Tensor]:
     outputs = _as_list(_call_library(operator, tensors, attributes, templates))
-    check.like_examples(str(operator), outputs, kinds_of(templates))
+    operand_checks.like_examples(str(operator), outputs, kinds_of(templates))
     capture = listener()
     if capture is not None and capture.training and _needs_gradient(tensors):
         with capture.paused():
@@ -207,7 +211,9 @@ def _without_gradient(key: str, why: str = "") -> Error:
 def _unknown(name: str, domain: str, version: int) -> NoReturn:
     start = _key_of(name, domain, "")
     same = (key.removeprefix(start) for key in _registered if key.startswith(start))
-    others = sorted(int(n) for n in same if n.isdecimal()) or known.versions(name, domain)
+    others = sorted(int(n) for n in same if n.isdecimal()) or known_custom_ops.versions(
+        name, domain
+    )
     elsewhere = f"; it is registered in version {', '.join(map(str, others))}" if others else ""
     raise Error(
         f"Unknown custom operator '{name}' in domain '{domain}'",
@@ -301,7 +307,7 @@ def _call_user(
     forward, _ = _registered[key]
     results = list(forward(_copies(inputs), json.loads(attributes)))
     expected = _templates(outputs)
-    check.like_examples(key, results, expected)
+    operand_checks.like_examples(key, results, expected)
     pairs = zip(results, expected, strict=True)
     return [copied(result.detach().to(dtype)) for result, (_, dtype) in pairs]
 
@@ -351,7 +357,7 @@ _custom_op = define(
     "custom_op",
     "(Tensor[] inputs, str key, str attributes, str outputs) -> Tensor[]",
     _call_user,
-    lambda inputs, key, attributes, outputs: check.empty(_templates(outputs), inputs),
+    lambda inputs, key, attributes, outputs: operand_checks.empty(_templates(outputs), inputs),
     backward=_differentiate,
     setup_context=_remember,
 )
@@ -427,7 +433,7 @@ def _teach(operator: Any) -> None:
     is_list = len(returns) != 1 or "List" in str(returns[0].type)
 
     def rule(*args: Any, **kwargs: Any) -> Any:
-        results = check.empty(seen[_signature(operator, args, kwargs)], args)
+        results = operand_checks.empty(seen[_signature(operator, args, kwargs)], args)
         return tuple(results) if is_list else results[0]
 
     torch.library.register_fake(operator, rule)

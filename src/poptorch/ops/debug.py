@@ -18,7 +18,7 @@ from .._base.keywords import also_called
 from .._ops import identities
 from .._ops.context import eager_run, listener
 from .._ops.effects import define_effect
-from . import check
+from . import operand_checks
 
 
 @also_called(tensor_to_print="tensor", optional_title="title")
@@ -59,7 +59,7 @@ def ipu_print_tensor(
         poptorch.Error: not a tensor.
         KeyError: an unknown ``float_format``.
     """
-    check.tensor(tensor, "ipu_print_tensor must take a torch.tensor argument")
+    operand_checks.tensor(tensor, "ipu_print_tensor must take a torch.tensor argument")
     if float_format not in FLOAT_FORMATS:
         known = ", ".join(f'"{name}"' for name in FLOAT_FORMATS)
         raise InvalidKey("Unknown float_format", got=repr(float_format), fix=f"use one of {known}")
@@ -82,7 +82,7 @@ def nop(tensor: torch.Tensor) -> torch.Tensor:
     Raises:
         poptorch.Error: the argument is not a tensor.
     """
-    check.tensor(tensor, "nop must take a torch.tensor argument")
+    operand_checks.tensor(tensor, "nop must take a torch.tensor argument")
     return tensor if listener() is None else identities.nop(tensor)
 
 
@@ -94,7 +94,7 @@ def getIpuTensorId(tensor: torch.Tensor) -> int:
     Raises:
         poptorch.Error: the argument is not a tensor of a model that is being captured.
     """
-    check.tensor(tensor, "getIpuTensorId must take a torch.tensor argument")
+    operand_checks.tensor(tensor, "getIpuTensorId must take a torch.tensor argument")
     capture = listener()
     number = None if capture is None else capture.identify(tensor)
     if number is None:

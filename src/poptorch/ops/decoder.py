@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from .._ops.library import define
-from . import check
+from . import operand_checks
 
 
 def ctc_beam_search_decoder(
@@ -37,15 +37,17 @@ def ctc_beam_search_decoder(
     Raises:
         poptorch.Error: an argument has another type or shape.
     """
-    check.tensor(probs, "ctc_beam_search_decoder: probs must be a torch.tensor")
-    check.tensor(lengths, "ctc_beam_search_decoder: lengths must be a torch.tensor")
+    operand_checks.tensor(probs, "ctc_beam_search_decoder: probs must be a torch.tensor")
+    operand_checks.tensor(lengths, "ctc_beam_search_decoder: lengths must be a torch.tensor")
     title, got = "ctc_beam_search_decoder: probs must be rank-3", f"shape {tuple(probs.shape)}"
-    check.that(probs.dim() == 3, title, got, "pass a tensor of shape [steps, samples, classes]")
+    operand_checks.that(
+        probs.dim() == 3, title, got, "pass a tensor of shape [steps, samples, classes]"
+    )
     title = "ctc_beam_search_decoder: lengths must have one entry per sample"
     got = f"shape {tuple(lengths.shape)} for {probs.shape[1]} samples"
     fits = lengths.shape == probs.shape[1:2]
-    check.that(fits, title, got, "pass an integer tensor of shape [samples]")
-    check.that(
+    operand_checks.that(fits, title, got, "pass an integer tensor of shape [samples]")
+    operand_checks.that(
         0 <= blank < probs.shape[2] and 1 <= top_paths <= beam_width,
         "ctc_beam_search_decoder: a number is out of range",
         f"blank={blank}, beam_width={beam_width}, top_paths={top_paths}",

@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
-from .._base import source, trees
+from .._base import nested_values, source
 from .._base.errors import AssertionFailure, InvalidValue
 from .._base.keywords import also_called
 from .._ops.context import eager_run, listener
 from .._ops.identities import Hint, hint
 from ..enums import OverlapMode
-from . import check
+from . import operand_checks
 
 
 def set_available_memory(tensor: torch.Tensor, available_memory_proportion: float) -> torch.Tensor:
@@ -32,12 +32,14 @@ def set_available_memory(tensor: torch.Tensor, available_memory_proportion: floa
     Raises:
         poptorch.Error: not a tensor, or not a number from 0 to 1.
     """
-    check.tensor(tensor, "set_available_memory can only set available memory for torch.tensor")
+    operand_checks.tensor(
+        tensor, "set_available_memory can only set available memory for torch.tensor"
+    )
     proportion = available_memory_proportion
     number = isinstance(proportion, int | float) and not isinstance(proportion, bool)
     title = "The available memory proportion must be a number between 0 and 1"
     fix = "pass a fraction of the memory, for example 0.6, which is the default"
-    check.that(number and 0 <= proportion <= 1, title, repr(proportion), fix)
+    operand_checks.that(number and 0 <= proportion <= 1, title, repr(proportion), fix)
     return _hinted(tensor, Hint.AVAILABLE_MEMORY, repr(float(proportion)))
 
 
@@ -94,7 +96,7 @@ def recomputationCheckpoint(*tensors: Any) -> Any:
     if len(tensors) == 1 and isinstance(tensors[0], list | tuple):
         given = tensors[0]
         kept = [_checkpoint(item) for item in given]
-        return trees.sequence_of(type(given), kept)
+        return nested_values.sequence_of(type(given), kept)
     kept = [_checkpoint(item) for item in tensors]
     return kept[0] if len(kept) == 1 else tuple(kept)
 
@@ -112,10 +114,10 @@ def _checkpoint(tensor: Any) -> torch.Tensor:
 def _overlapped(function: str, tensors: Any, mode: OverlapMode, kind: Hint) -> Any:
     title = f"{function} needs a poptorch.OverlapMode"
     fix = "for instance poptorch.OverlapMode.OverlapAccumulationLoop"
-    check.that(isinstance(mode, OverlapMode), title, repr(mode), fix)
+    operand_checks.that(isinstance(mode, OverlapMode), title, repr(mode), fix)
     if mode is OverlapMode.NoOverlap:
         return tensors
-    leaves, structure = trees.flatten(tensors)
+    leaves, structure = nested_values.flatten(tensors)
     return structure.unflatten([_hinted(tensor, kind, mode.value) for tensor in leaves])
 
 

@@ -15,7 +15,7 @@ from .._base.threads import holding
 from .._ops.context import Capture, listener
 from .._ops.effects import define_effect
 from .._ops.library import copied
-from . import check
+from . import operand_checks
 
 _running: ContextVar[str | None] = ContextVar("poptorch_host_call", default=None)
 
@@ -70,7 +70,7 @@ class CPU:
                 tensor, or if the shapes of results change.
         """
         for value in input:
-            check.tensor(value, f"Host call '{self._id}' must take torch.tensor arguments")
+            operand_checks.tensor(value, f"Host call '{self._id}' must take torch.tensor arguments")
         if _running.get() is not None:
             raise Error(
                 "A host function must not call another poptorch.CPU function",
@@ -106,7 +106,7 @@ class CPU:
         with holding(_running, self._id):
             returned = self._layer_to_call(*tensors, **kwargs)
         bare = isinstance(returned, torch.Tensor)
-        return check.tensors(returned, f"Host call '{self._id}' must return tensors"), bare
+        return operand_checks.tensors(returned, f"Host call '{self._id}' must return tensors"), bare
 
     def _capture(
         self, capture: Capture, tensors: list[torch.Tensor], kwargs: dict[str, Any]
@@ -115,14 +115,14 @@ class CPU:
         with capture.paused():
             zeros = [torch.zeros(shape, dtype=dtype) for shape, dtype in given]
             examples, bare = self._run(zeros, kwargs)
-        kinds = check.kinds_of(examples)
+        kinds = operand_checks.kinds_of(examples)
         self.in_shapes = [shape for shape, _ in given]
         self.out_shapes = [example.shape for example in examples]
 
         def call(values: list[torch.Tensor]) -> list[torch.Tensor]:
             self.inputs = values
             self.outputs, _ = self._run(values, kwargs)
-            got = check.kinds_of(self.outputs)
+            got = operand_checks.kinds_of(self.outputs)
             if got != kinds:
                 raise Error(
                     f"The results of host call '{self._id}' changed",
@@ -142,7 +142,9 @@ class CPU:
 _numbers: dict[str, itertools.count[int]] = {}
 # For each place in a program, permanently: a function of lists of CPU tensors, and the kinds of its
 # results.
-_sites: dict[str, tuple[Callable[..., list[torch.Tensor]], tuple[check.TensorKind, ...]]] = {}
+_sites: dict[
+    str, tuple[Callable[..., list[torch.Tensor]], tuple[operand_checks.TensorKind, ...]]
+] = {}
 
 
 def _run_site(
@@ -158,5 +160,5 @@ _host_call = define_effect(
     "host_call",
     "(Tensor[] inputs, str handle, Tensor[] after) -> Tensor[]",
     _run_site,
-    lambda inputs, handle, after: check.empty(_sites[handle][1], inputs),
+    lambda inputs, handle, after: operand_checks.empty(_sites[handle][1], inputs),
 )

@@ -12,7 +12,7 @@ from .._base.errors import AssertionFailure
 from .._ops.context import listener
 from .._ops.library import define
 from ..enums import MatMulSerializationMode
-from . import check
+from . import operand_checks
 
 _ROWS, _REDUCED, _COLUMNS = "input_channels", "reducing_dim", "output_channels"
 _DIMENSIONS = {_ROWS: "rows of lhs", _REDUCED: "columns of lhs", _COLUMNS: "columns of rhs"}
@@ -54,7 +54,7 @@ def serializedMatMul(
     fits = factor > 0 and extents[mode.value] % factor == 0
     title = "The factor of serializedMatMul must divide the dimension that is cut"
     got = f"factor={factor}, {_DIMENSIONS[mode.value]}: {extents[mode.value]}"
-    check.that(fits, title, got, "choose a factor that divides it, or pad the operand")
+    operand_checks.that(fits, title, got, "choose a factor that divides it, or pad the operand")
     result: torch.Tensor = _serialized_matmul(left, right, mode.value, factor, keep_precision)
     if lhs.dim() == 1:
         result = result.squeeze(-2)

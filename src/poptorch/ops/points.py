@@ -11,7 +11,7 @@ import torch
 
 from .._base.errors import InvalidValue
 from .._ops.library import define
-from . import check
+from . import operand_checks
 
 PointBatch = Sequence[int] | torch.Tensor | None
 
@@ -36,18 +36,20 @@ def fps(
     Raises:
         poptorch.Error: an argument has another type or is out of range.
     """
-    check.tensor(src, "fps: src must be a torch.tensor")
+    operand_checks.tensor(src, "fps: src must be a torch.tensor")
     title, got = "fps: src must be 2-dimensional", f"shape {tuple(src.shape)}"
-    check.that(src.dim() == 2, title, got, "pass a tensor of shape [points, features]")
+    operand_checks.that(src.dim() == 2, title, got, "pass a tensor of shape [points, features]")
     _check_segments(ptr, src.shape[0])
     if not isinstance(ratio, float) or not 0 < ratio <= 1:
-        check.refuse(
+        operand_checks.refuse(
             "fps: ratio must be a float in (0, 1]",
             repr(ratio),
             "use a fraction of the points, for example ratio=0.5",
         )
     if not isinstance(random_start, bool):
-        check.refuse("fps: random_start must be a bool", repr(random_start), "pass True or False")
+        operand_checks.refuse(
+            "fps: random_start must be a bool", repr(random_start), "pass True or False"
+        )
     starts = torch.tensor(ptr[:-1], device=src.device)
     if random_start:
         sizes = torch.tensor([end - start for start, end in itertools.pairwise(ptr)])
@@ -65,7 +67,7 @@ def _check_segments(ptr: Any, points: int) -> None:
     )
     title = "fps: ptr must be a list of segment boundaries"
     remedy = f"pass a list of ascending ints from 0 to {points}"
-    check.that(fits, title, f"{ptr!r} for {points} points", remedy)
+    operand_checks.that(fits, title, f"{ptr!r} for {points} points", remedy)
 
 
 def nearest(
@@ -85,8 +87,8 @@ def nearest(
         poptorch.Error: an argument has another type.
         ValueError: shapes do not fit, or a batch is unsorted or occurs on one side only.
     """
-    check.tensor(x, "nearest: x must be a torch.tensor")
-    check.tensor(y, "nearest: y must be a torch.tensor")
+    operand_checks.tensor(x, "nearest: x must be a torch.tensor")
+    operand_checks.tensor(y, "nearest: y must be a torch.tensor")
     rows, targets = _points(x, "x"), _points(y, "y")
     if rows.shape[1] != targets.shape[1]:
         _invalid(
@@ -127,7 +129,9 @@ def _batch(batch: PointBatch, name: str, count: int) -> Sequence[int] | torch.Te
     is_ints = isinstance(batch, list) and all(isinstance(b, int) for b in batch)
     if not is_ints and not isinstance(batch, torch.Tensor):
         title = f"nearest: {name} must be a list of ints or a tensor"
-        check.refuse(title, repr(batch), "pass one int for each point, or omit the argument")
+        operand_checks.refuse(
+            title, repr(batch), "pass one int for each point, or omit the argument"
+        )
     if len(batch) != count:
         _invalid(
             f"nearest: {name} must have one entry per row",

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from . import check
+from . import operand_checks
 
 
 def dynamic_slice(
@@ -31,11 +31,11 @@ def dynamic_slice(
     Raises:
         poptorch.Error: an argument has the wrong type, or size or step is out of range.
     """
-    check.tensor(tensor, "dynamic_slice must take a torch.tensor input")
-    check.tensor(start, "Slice start argument to dynamic_slice must be a torch.tensor")
+    operand_checks.tensor(tensor, "dynamic_slice must take a torch.tensor input")
+    operand_checks.tensor(start, "Slice start argument to dynamic_slice must be a torch.tensor")
     _check_window(tensor, dim, start, size, "dynamic_slice")
     _check_int(step, "step", "dynamic_slice")
-    check.that(
+    operand_checks.that(
         step >= 1, "Slicing step must be at least 1", f"step={step}", "pass a step of 1 or more"
     )
     return tensor.index_select(dim, _window(tensor, dim, start, size, step))
@@ -58,10 +58,10 @@ def dynamic_update(
     Raises:
         poptorch.Error: an argument has the wrong type, or shapes or dtypes do not match.
     """
-    check.tensor(input, "dynamic_update must take a torch.tensor input")
-    check.tensor(src, "dynamic_update must take a torch.tensor src")
-    check.tensor(start, "Slice start argument to dynamic_update must be a torch.tensor")
-    check.that(
+    operand_checks.tensor(input, "dynamic_update must take a torch.tensor input")
+    operand_checks.tensor(src, "dynamic_update must take a torch.tensor src")
+    operand_checks.tensor(start, "Slice start argument to dynamic_update must be a torch.tensor")
+    operand_checks.that(
         input.dim() == src.dim(),
         "input and src tensors must have same dimensionality",
         f"{input.dim()} and {src.dim()} dimensions",
@@ -69,12 +69,12 @@ def dynamic_update(
     )
     title = "input and src tensors must have same dtype"
     dtypes = f"{input.dtype} and {src.dtype}"
-    check.that(input.dtype == src.dtype, title, dtypes, "convert src: src.to(input.dtype)")
+    operand_checks.that(input.dtype == src.dtype, title, dtypes, "convert src: src.to(input.dtype)")
     _check_window(input, dim, start, size, "dynamic_update")
     expected = list(input.shape)
     expected[dim] = size
     title, got = "src does not fit the window of dynamic_update", f"shape {tuple(src.shape)}"
-    check.that(list(src.shape) == expected, title, got, f"pass shape {tuple(expected)}")
+    operand_checks.that(list(src.shape) == expected, title, got, f"pass shape {tuple(expected)}")
     return input.index_copy(dim, _window(input, dim, start, size, 1), src)
 
 
@@ -90,17 +90,17 @@ def _check_window(
 ) -> None:
     _check_int(dim, "dim", function)
     _check_int(size, "size", function)
-    check.that(
+    operand_checks.that(
         start.numel() == 1 and not start.is_floating_point() and start.dtype != torch.bool,
         f"The start of {function} must be one integer",
         f"{start.dtype} of shape {tuple(start.shape)}",
         "pass an integer tensor of shape [] or [1]",
     )
     title = "The start and end of a slice must be different"
-    check.that(size != 0, title, "size=0", "pass a size of 1 or more")
+    operand_checks.that(size != 0, title, "size=0", "pass a size of 1 or more")
     title = "A slice cannot have an end less than the start"
-    check.that(size > 0, title, f"size={size}", "pass a positive size")
-    check.that(
+    operand_checks.that(size > 0, title, f"size={size}", "pass a positive size")
+    operand_checks.that(
         -tensor.dim() <= dim < tensor.dim(),
         f"The dimension of {function} is out of range",
         f"dim={dim} for {tensor.dim()} dimensions",
@@ -109,12 +109,14 @@ def _check_window(
     title = "A slice cannot be longer than its dimension"
     extent = tensor.shape[dim]
     got = f"size={size} for an extent of {extent}"
-    check.that(size <= extent, title, got, "pass a size of at most the extent of the dimension")
+    operand_checks.that(
+        size <= extent, title, got, "pass a size of at most the extent of the dimension"
+    )
 
 
 def _check_int(value: Any, name: str, function: str) -> None:
     fits = isinstance(value, int) and not isinstance(value, bool)
     title = f"{function}: {name} must be an integer"
-    check.that(
+    operand_checks.that(
         fits, title, repr(value), "pass a Python int; its value is part of the compiled program"
     )

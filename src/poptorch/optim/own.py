@@ -2,7 +2,7 @@
 
 A parameter group becomes a list of leaves, some of which are numbers, and a structure that is
 constant in any case. Numbers are either inputs of the program or constants in it.
-``_update.own_step`` finds out which numbers can be inputs.
+``_update.own_step_function`` finds out which numbers can be inputs.
 """
 
 from __future__ import annotations

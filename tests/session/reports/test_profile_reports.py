@@ -11,7 +11,7 @@ import torch
 import poptorch
 from helpers import programs
 from poptorch import _systems
-from poptorch._ipu_model import page, profile
+from poptorch._ipu_model import profile, report_page
 from poptorch._ipu_model.advice import Adviser
 from poptorch._ipu_model.parts import Advice
 
@@ -35,7 +35,7 @@ class Net(torch.nn.Module):
 @pytest.fixture
 def ask(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., poptorch.Options]:
     """Return what makes options that ask for reports: by the environment, by Python, or by both."""
-    monkeypatch.setattr(page, "html", lambda content: "page")
+    monkeypatch.setattr(report_page, "html", lambda content: "page")
 
     def make(environment: Path | None = None, python: Path | None = None) -> poptorch.Options:
         if environment is not None:
@@ -162,7 +162,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
         return (Advice("recompute nothing", 1.0, costs[-1], True),)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(page, "html", lambda content: "page")
+        patch.setattr(report_page, "html", lambda content: "page")
         patch.setattr(Adviser, "advice", recompute_nothing)
         opts = poptorch.Options().backend("reference").enableProfiling(folder)
         executor = training(opts.useIpuModel(True))
@@ -278,7 +278,7 @@ def timed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     """Return what is measured in four calls on a backend."""
     folder, measured = tmp_path_factory.mktemp("reports"), []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(page, "html", lambda content: "page")
+        patch.setattr(report_page, "html", lambda content: "page")
         opts = poptorch.Options().backend(request.param).enableProfiling(folder)
         executor = training(opts)
         for _ in range(4):

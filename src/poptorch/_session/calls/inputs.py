@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from ..._base import log, source, trees
+from ..._base import log, nested_values, source
 from ..._base.errors import AssertionFailure, Error
 from ..._capture import report_narrowed
 from ..._ir import slots
@@ -240,7 +240,7 @@ class Inputs:
         if self._dtypes != other._dtypes or len(self.bound.parts) != len(other.bound.parts):
             return False
         parts = zip(self.bound.parts, other.bound.parts, strict=True)
-        if any(trees.first_difference(one, two) for (_, one), (_, two) in parts):
+        if any(nested_values.first_difference(one, two) for (_, one), (_, two) in parts):
             return False
         return self._allows(other.shapes)
 
@@ -264,7 +264,9 @@ class Inputs:
         if given is None:
             bound = self._signature.bind(arguments, like=self.bound)
             parts = zip(self.bound.parts, bound.parts, strict=True)
-            if any(trees.first_difference(expected, got) for (_, expected), (_, got) in parts):
+            if any(
+                nested_values.first_difference(expected, got) for (_, expected), (_, got) in parts
+            ):
                 return None
             given = bound.tensors
         pairs = zip(given, self._dtypes, strict=False)
@@ -300,7 +302,7 @@ class Inputs:
 
     def _check(self, bound: Bound) -> None:
         for (name, expected), (_, got) in zip(self.bound.parts, bound.parts, strict=True):
-            difference = trees.first_difference(expected, got)
+            difference = nested_values.first_difference(expected, got)
             if difference is not None:
                 title = difference.title
                 if name.startswith("*") and difference.kind == "Length":

@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from ..._base import trees
+from ..._base import nested_values
 from ..._base.errors import Error
 
 
@@ -43,7 +43,10 @@ class Outputs:
     """
 
     def __init__(
-        self, structure: trees.Structure, hosts: Mapping[int, torch.Tensor], narrow_64bit: bool
+        self,
+        structure: nested_values.Structure,
+        hosts: Mapping[int, torch.Tensor],
+        narrow_64bit: bool,
     ) -> None:
         self.structure = structure
         self.hosts = dict(sorted(hosts.items()))

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import torch
 
-from ..._base import trees
+from ..._base import nested_values
 from ..._base.errors import Error
 from ..._ir.loops import Loops
 from ..._ir.spec import Spec
@@ -60,7 +60,7 @@ def is_shorter(bound: Bound, usual: Bound) -> bool:
     else differs.
     """
     parts = zip(usual.parts, bound.parts, strict=True)
-    if any(trees.first_difference(expected, got) for (_, expected), (_, got) in parts):
+    if any(nested_values.first_difference(expected, got) for (_, expected), (_, got) in parts):
         return False
     pairs = list(zip(bound.tensors, usual.tensors, strict=True))
     for now, then in pairs:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ..._base import trees
+from ..._base import nested_values
 from ..._base.errors import AssertionFailure, Error
 
 Arguments = tuple[tuple[Any, ...], Mapping[str, Any]]  # of a call, by position and by name
@@ -24,7 +24,9 @@ class Bound:
     """The arguments of one call, flattened."""
 
     tensors: list[torch.Tensor]
-    parts: tuple[tuple[str, trees.Structure], ...]  # values by parameter name, including defaults
+    parts: tuple[
+        tuple[str, nested_values.Structure], ...
+    ]  # values by parameter name, including defaults
     by_name: frozenset[str] = frozenset()  # names of arguments that were passed as keywords
 
     @property
@@ -64,7 +66,7 @@ class Signature:
         tensors: list[torch.Tensor] = []
         parts = []
         for name, value in self._match(args, kwargs).items():
-            own, structure = trees.flatten(value, name, known.get(name))
+            own, structure = nested_values.flatten(value, name, known.get(name))
             tensors += own
             parts.append((name, structure))
         return Bound(tensors, tuple(parts), frozenset(self._parameters.keys() & kwargs.keys()))
@@ -198,7 +200,9 @@ class Signature:
         except Error:
             return False
         pairs = zip(bound.parts, other.parts, strict=True)
-        return not any(trees.first_difference(ours, theirs) for (_, ours), (_, theirs) in pairs)
+        return not any(
+            nested_values.first_difference(ours, theirs) for (_, ours), (_, theirs) in pairs
+        )
 
     def given(self, bound: Bound, tensors: Sequence[torch.Tensor] | None = None) -> dict[str, Any]:
         """Return what ``assemble`` needs for such a call, with its tensors or others."""

@@ -25,7 +25,7 @@ import torch
 from torch import nn
 
 from ... import _capture, _compile
-from ..._base import archive, json_codec, keyed, log, safe_files
+from ..._base import archive, json_codec, log, safe_files, signed_code
 from ..._base.archive import InvalidFile
 from ..._base.errors import AssertionFailure, Error
 from ..._base.json_codec import Json
@@ -117,7 +117,7 @@ def save(
     if parts is None:
         log.python.info("Process 0 writes %s", filename)
         return
-    signature = keyed.digest(_SIGNATURE, _digests(parts)) or b""
+    signature = signed_code.digest(_SIGNATURE, _digests(parts)) or b""
     path = safe_files.followed(_destination(filename))
     archive.write(path, parts | {_SIGNATURE: signature})
 
@@ -283,7 +283,7 @@ def read(filename: str | os.PathLike[str], trusted: bool = False) -> Saved:
             tensors=safetensors.torch.load(parts[_TENSORS]),
             parts=parts,
             trusted=trusted
-            or keyed.is_own(_SIGNATURE, _digests(parts), parts.get(_SIGNATURE, b"")),
+            or signed_code.is_own(_SIGNATURE, _digests(parts), parts.get(_SIGNATURE, b"")),
         )
     except Exception as error:  # any error here is caused by the contents of the file
         archive.refuse(filename, f"{type(error).__name__}: {error}")

@@ -16,7 +16,7 @@ from torch import nn
 from ... import _capture, _compile
 from ..._base import log
 from ..._base.errors import Error
-from ..._data import notices
+from ..._data import loader_warnings
 from ..._ir import slots
 from ..._ir.slots import Slot, narrowed
 from ..._ir.spec import OptimSpec, Spec
@@ -162,7 +162,7 @@ class Model:
             bound, self.signature, spec, placeholders, quiet=share is not None, symbols=symbols
         )
         if self._trained and share is None:
-            notices.other_counts(bound.tensors, spec.loops)
+            loader_warnings.other_counts(bound.tensors, spec.loops)
         reading = self._read(spec)
         optim, hypers = (None, {}) if self.freeze is None else self.freeze(reading.paths, spec)
         request, remainder = self._request(reading, inputs, spec, optim), None

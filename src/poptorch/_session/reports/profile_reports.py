@@ -13,9 +13,9 @@ from typing import TypeVar
 from ... import _compile
 from ..._base import log, processes, safe_files, source
 from ..._base.errors import Error
-from ..._ipu_model import estimating, page, profile
+from ..._ipu_model import estimating, profile, report_page
 from ..._ipu_model.estimate import Estimate
-from ..._ir.blocks import product_settings
+from ..._ir.block_labels import product_settings
 from ..._ir.spec import Spec
 from ..._systems import KINDS, ChipKind, System, system_of
 from ...backends import Stopwatch, timing
@@ -160,7 +160,7 @@ class Reports:
             for file in (profile.NAME, OLD_NAME):
                 safe_files.write_text(directory / file, text)
             safe_files.write_text(directory / "trace.json", of_trace)
-            safe_files.write_text(directory / "report.html", page.html(content))
+            safe_files.write_text(directory / "report.html", report_page.html(content))
         # for example a full disk; the run is more important than its report
         except OSError as error:
             if not self._unwritten:

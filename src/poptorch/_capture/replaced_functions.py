@@ -1,0 +1,264 @@
+"""Replace functions of torch that mean something else, or need more, in a program of fixed
+shapes.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from .._base import private
+from .._base.errors import Error
+from .._ops.traceable import ctc_losses, grouped_product, lstm
+from .masked_selection import Selected, select
+from .recorded import constant_value
+from .trace import untraced
+
+
+def _as_numbers(argument: Any) -> Any:
+    known = constant_value(argument) if isinstance(argument, torch.Tensor) else None
+    if known is None:
+        return argument
+    with untraced():
+        return known.tolist()
+
+
+def _one_hot(tensor: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
+    if num_classes == -1:
+        raise Error(
+            "one_hot: `num_classes` must be specified and must be constant",
+            got="without num_classes, the shape of the result would depend on values",
+            fix="pass the number of classes: torch.nn.functional.one_hot(x, num_classes=10)",
+        )
+    if tensor.dtype is not torch.int64:
+        return F.one_hot(tensor, num_classes)  # torch refuses it
+    # Comparing with all classes, as torch does without values, would accept classes that are out of
+    # range.
+    hot = torch.zeros(*tensor.shape, num_classes, dtype=torch.int64, device=tensor.device)
+    return hot.scatter(-1, tensor.unsqueeze(-1), 1)
+
+
+def _bincount(
+    input: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0
+) -> torch.Tensor:
+    if not isinstance(minlength, int) or minlength < 1:
+        raise Error(
+            "bincount: `minlength` must be specified and must be a constant",
+            got=(
+                f"minlength={minlength!r}; without a minlength, the length of the result "
+                "would depend on values"
+            ),
+            fix="if all values are below 10, for example: torch.bincount(x, minlength=10)",
+        )
+    if weights is None:
+        weights = torch.ones_like(input, dtype=torch.int64)
+    elif not weights.is_floating_point():
+        weights = weights.double()
+    counts = torch.zeros(minlength, dtype=weights.dtype, device=input.device)
+    return counts.scatter_add(0, input.long(), weights)
+
+
+def _embedding(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Ignore that gradients should be sparse. In a program they are dense, with the same numbers
+    and zeros.
+    """
+    bound = _signature(function).bind(*args, **kwargs)
+    bound.arguments["sparse"] = False
+    return function(*bound.args, **bound.kwargs)
+
+
+_signature = functools.cache(inspect.signature)
+
+
+_NONZERO = (torch.nonzero, torch.Tensor.nonzero, torch.argwhere, torch.Tensor.argwhere)
+
+
+def _nonzero(function: Callable[..., Any], input: torch.Tensor, **kwargs: Any) -> Any:
+    known = constant_value(input)
+    if known is None:
+        return function(input, **kwargs)
+    with untraced():
+        return function(known, **kwargs)
+
+
+def _combinations(input: torch.Tensor, r: int = 2, with_replacement: bool = False) -> torch.Tensor:
+    choose = itertools.combinations_with_replacement if with_replacement else itertools.combinations
+    places = torch.tensor(list(choose(range(len(input)), r)), dtype=torch.int64)
+    return input[places.view(-1, r)]
+
+
+def _repeat_interleave(input: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    bound = _REPEAT.bind(*args, **kwargs).arguments
+    repeats, dim = bound.get("repeats"), bound.get("dim")
+    known = constant_value(repeats) if isinstance(repeats, torch.Tensor) else None
+    if known is None:
+        return torch.repeat_interleave(input, *args, **kwargs)
+    source = input.flatten() if dim is None else input
+    with untraced():
+        places = torch.arange(source.shape[dim or 0]).repeat_interleave(known)
+    return source.index_select(dim or 0, places)
+
+
+def _view(input: torch.Tensor, *size: Any, **named: Any) -> torch.Tensor:
+    """Return a tensor that can be viewed in any shape, because tensors on an IPU have no
+    strides.
+    """
+    if "dtype" in named or any(isinstance(each, torch.dtype) for each in size):
+        return input.view(*size, **named)
+    return input.reshape(*named.values(), *size)
+
+
+def _view_as(input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    return _view(input, other.shape)
+
+
+def _tensor_split(input: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
+    numbers = [_as_numbers(argument) for argument in args]
+    named = {name: _as_numbers(argument) for name, argument in kwargs.items()}
+    return torch.tensor_split(input, *numbers, **named)
+
+
+def _ctc_loss(
+    log_probs: torch.Tensor,
+    targets: torch.Tensor | Selected,
+    input_lengths: Any,
+    target_lengths: Any,
+    blank: int = 0,
+    reduction: str = "mean",
+    zero_infinity: bool = False,
+) -> torch.Tensor:
+    if reduction not in ("none", "mean", "sum"):
+        raise ValueError(f"{reduction} is not a valid value for reduction")
+    single = log_probs.dim() == 2
+    if single:
+        log_probs, targets = log_probs[:, None], targets.reshape(1, -1)
+    steps = torch.as_tensor(input_lengths).reshape(-1)
+    labels = torch.as_tensor(target_lengths).reshape(-1)
+    if isinstance(targets, Selected):
+        targets, labels = targets.targets(labels)
+    losses: torch.Tensor
+    losses, _ = ctc_losses(log_probs, targets, steps, labels, blank, zero_infinity)
+    if reduction == "mean":
+        return (losses / labels.clamp(min=1).to(losses)).mean()
+    if reduction == "sum":
+        return losses.sum()
+    return losses[0] if single else losses
+
+
+def _grouped_mm(
+    mat_a: torch.Tensor,
+    mat_b: torch.Tensor,
+    offs: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> Any:
+    same = mat_a.dtype == mat_b.dtype and out_dtype in (None, mat_a.dtype)
+    sizes = {mat_a.dim(), mat_b.dim()}
+    if offs is None or bias is not None or not same or sizes not in ({2}, {2, 3}):
+        return private.grouped_mm(mat_a, mat_b, offs, bias, out_dtype)
+    groups = {offs.shape[0], *(len(mat) for mat in (mat_a, mat_b) if mat.dim() == 3)}
+    if mat_a.shape[-1] != mat_b.shape[-2] or len(groups) > 1:
+        raise Error(
+            "grouped_mm: the shapes of the operands do not match",
+            got=f"{tuple(mat_a.shape)} with {tuple(mat_b.shape)} in {offs.shape[0]} groups",
+            fix=(
+                "use shapes (rows, inner) and (groups, inner, columns), and one entry of "
+                "offs for each group"
+            ),
+        )
+    return grouped_product(mat_a, mat_b, offs)
+
+
+# Packed sequences. If the lengths are constants, all sizes are known.
+
+
+def _pack(x: torch.Tensor, lengths: torch.Tensor, batch_first: bool) -> Any:
+    known = _as_numbers(lengths)
+    if not isinstance(known, list):
+        return private.pack_padded_sequence(x, lengths, batch_first)
+    rows = x if batch_first else x.transpose(0, 1)
+    steps = rows.shape[1]
+    sizes = [sum(length > step for length in known) for step in range(max(known))]
+    places = [row * steps + step for step, size in enumerate(sizes) for row in range(size)]
+    return rows.flatten(0, 1).index_select(0, torch.tensor(places)), torch.tensor(sizes)
+
+
+def _pad(data: torch.Tensor, batch_sizes: torch.Tensor, *how: Any) -> Any:
+    sizes = _as_numbers(batch_sizes)
+    if not isinstance(sizes, list):
+        return private.pad_packed_sequence(data, batch_sizes, *how)
+    batch_first, padding_value, total_length = how
+    steps, rows = max(total_length, len(sizes)), sizes[0]
+    places = [[len(data)] * rows for _ in range(steps)]  # the index of the padding row
+    at = 0
+    for step, size in enumerate(sizes):
+        places[step][:size] = range(at, at + size)
+        at += size
+    padding = data.new_full((1, *data.shape[1:]), padding_value)
+    flat = torch.tensor(places).flatten()
+    rest = data.shape[1:]
+    padded = torch.cat([data, padding]).index_select(0, flat).reshape(steps, rows, *rest)
+    lengths = torch.tensor([sum(size > row for size in sizes) for row in range(rows)])
+    return padded.transpose(0, 1) if batch_first else padded, lengths
+
+
+# For each layer, its step over a packed sequence.
+RECURRENT: dict[Any, Callable[[], Any]] = {
+    torch.lstm: lambda: private.lstm_data_impl,
+    torch.gru: lambda: private.gru_impl_data,
+    torch.rnn_tanh: lambda: private.rnn_tanh_data,
+    torch.rnn_relu: lambda: private.rnn_relu_data,
+}
+
+
+def recurrent(function: Any, args: tuple[Any, ...], priced: bool) -> Any:
+    data, second, *rest = args
+    # Packed data is passed with its batch sizes; the hidden state then is the third argument.
+    if isinstance(second, torch.Tensor) and second.dim() == 1 and not second.is_floating_point():
+        sizes = _as_numbers(second)
+        if isinstance(sizes, list):
+            return RECURRENT[function]()(data, sizes, *rest)
+        return function(*args)
+    if function is torch.lstm:
+        result = lstm(*args, any_type=priced)
+        if result is not NotImplemented:
+            return result
+    return function(*args)
+
+
+_REPEAT = inspect.signature(lambda repeats, dim=None, *, output_size=None: None)
+
+
+@functools.cache
+def substitutes() -> dict[Any, Callable[..., Any]]:
+    functions: dict[Any, Callable[..., Any]] = {
+        F.ctc_loss: _ctc_loss,
+        F.one_hot: _one_hot,
+        **{f: functools.partial(_embedding, f) for f in (F.embedding, F.embedding_bag)},
+        **{f: functools.partial(_nonzero, f) for f in _NONZERO},
+        **{
+            f: functools.partial(select, f)
+            for f in (torch.masked_select, torch.Tensor.masked_select)
+        },
+        torch.combinations: _combinations,
+        torch.Tensor.view: _view,
+        torch.Tensor.view_as: _view_as,
+        torch.repeat_interleave: _repeat_interleave,
+        torch.Tensor.repeat_interleave: _repeat_interleave,
+        torch.tensor_split: _tensor_split,
+        torch.Tensor.tensor_split: _tensor_split,
+        torch.bincount: _bincount,
+        torch.Tensor.bincount: _bincount,
+        private.optional("pack_padded_sequence"): _pack,
+        private.optional("pad_packed_sequence"): _pad,
+        # the implementation of a function in ``torch.nn.functional``
+        private.optional("grouped_mm"): _grouped_mm,
+    }
+    functions.pop(None, None)  # functions that this torch does not have
+    return functions

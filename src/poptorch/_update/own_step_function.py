@@ -1,0 +1,151 @@
+"""Turn an optimizer's own ``step`` into a pure function between slots."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from .._base.errors import Error
+from .._ir import slots
+from .._ir.graph import SlotFunction
+from .._ir.own_step import Kept, OwnStep, flat, leaves_of, of_group
+from .._ir.slots import Slot
+from .._ir.spec import OptimSpec
+from .absent_gradients import check_unchanged, check_unread
+from .clipping import Anchor, clipped
+from .own_run import StepRun, StepTensors
+from .per_group import compute_dtype
+from .python_functions import numbers_functions
+from .value_branches import COMMON, Choices, StepResults
+from .value_origins import HYPER, NUMBER, WEIGHT, ValueSource
+
+
+def lower_own(
+    spec: OptimSpec, params: Sequence[Slot], anchors: Sequence[Anchor], stochastic_rounding: bool
+) -> SlotFunction:
+    """Return the step as a pure function between slots. The arguments are those of ``lower``."""
+    own = spec.own
+    assert own is not None
+    assert own.kept is not None, "discover() comes first"
+    trained = {path for group in spec.groups for path in group.params}
+    weights = [slot for slot in params if slot.path in trained]
+    if stochastic_rounding and any(slot.dtype.itemsize == 2 for slot in weights):
+        raise Error(
+            "Stochastic rounding is not available for this optimizer",
+            got=f"{spec.algorithm}, whose step is traced, and float16 weights",
+            fix="use SGD, Adam, AdamW, RMSprop or LAMB of poptorch.optim",
+        )
+    paths = {slot.path for slot in weights}
+    kept = [each for each in own.kept if each.owner in paths or each.owner not in trained]
+    state = list(dict.fromkeys(each.slot for each in kept))
+    if own.differs_at_first:
+        state.insert(0, slots.STEPPED)
+    hypers = [
+        slots.own_hyper(name, at, _hyper_dtype(own, at, name))
+        for at, group in enumerate(spec.groups)
+        for name in group.variables
+    ]
+    gradients = {slot.path: slots.gradient(slot, compute_dtype(slot.dtype)) for slot in weights}
+    anchors = anchors if weights else ()
+    outputs = (*state, *weights)
+    inputs = (*outputs, *gradients.values(), *hypers)
+    initial = {each.slot.key: each.initial for each in kept if each.initial}
+
+    def update(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        keys = {path: slot.key for path, slot in gradients.items()}
+        measured, tensors = clipped(spec, keys, tensors, anchors)
+        with numbers_functions(), torch.no_grad():
+            update = _Update(own, weights, kept, gradients, hypers, tensors)
+            return {**measured, **update.results()}
+
+    return SlotFunction(
+        "update", update, inputs, (*outputs, *(each.slot for each in anchors)), initial
+    )
+
+
+def _hyper_dtype(own: OwnStep, at: int, name: str) -> torch.dtype:
+    return next(leaf.dtype for leaf in leaves_of(own.groups[at].values) if leaf.name == name)
+
+
+class _Update:
+    def __init__(
+        self,
+        own: OwnStep,
+        weights: Sequence[Slot],
+        kept: Sequence[Kept],
+        gradients: Mapping[str, Slot],
+        hypers: Sequence[Slot],
+        tensors: Mapping[str, Tensor],
+    ) -> None:
+        self.own, self.tensors = own, tensors
+        self.weights, self.kept, self.gradients, self.hypers = weights, kept, gradients, hypers
+        self.choices = Choices()
+        self.mode = self.choices.mode
+        self.origins = self.mode.origins
+
+    def results(self) -> dict[str, Tensor]:
+        with self.mode:
+            found = self.choices.results(lambda: self._run(False))
+            if self.own.differs_at_first:
+                first = self.choices.results(lambda: self._run(True))
+                before = self.origins.enter(
+                    self.tensors[slots.STEPPED.key], "stepped", (NUMBER, "stepped")
+                )
+                found = self.choices.either(before > 0, found, first)
+                found[slots.STEPPED.key] = torch.ones_like(before)
+            check_unread(self.origins, found)
+        return found
+
+    def _run(self, first: bool) -> StepResults:
+        run = StepRun(self.own, self._inputs(first), first)
+        run.step()
+        check_unchanged(self.origins, run.absent)
+        results: StepResults = {COMMON: {}}
+        for slot in self.weights:
+            results[slot.path] = {slot.key: run.traced_params[slot.path].detach()}
+        by_place = {each.place: each.slot for each in self.kept}
+        for owner, values in (*run.states(), *run.owned()):
+            for name, value in flat(dict(values)).items():
+                kept = by_place.get((owner, name))
+                into = results[kept.weight or COMMON] if kept is not None else {}
+                if kept is not None and kept.key not in into:
+                    as_tensor = torch.as_tensor(value, dtype=kept.dtype)
+                    into[kept.key] = as_tensor.detach().reshape(kept.shape)
+        return results
+
+    def _inputs(self, first: bool) -> StepTensors:
+        inputs, enter = StepTensors(origins=self.origins, hosts=self.mode.hosts), self.origins.enter
+        for slot in self.weights:
+            path, key = slot.path, self.gradients[slot.path].key
+            weight = self.tensors[slot.key].clone()
+            gradient = self.tensors[key].to(slot.dtype, copy=True)
+            inputs.weights[path] = enter(weight, "weight", (WEIGHT, path))
+            inputs.gradients[path] = enter(gradient, "gradient", (WEIGHT, path))
+        for each in self.kept:
+            if first and each.made:
+                continue
+            slot = each.slot
+            source = (WEIGHT, slot.weight) if slot.weight else (NUMBER, slot.key)
+            name = slot.name if slot.weight else slot.key
+            value = _shaped(self.tensors[slot.key].clone(), each.leaf.shape)
+            inputs.kept[each.place] = self._entered(value, name, source, each.leaf.number)
+        for slot in self.hypers:
+            leaves = leaves_of(self.own.groups[slot.index].values)
+            leaf = next(each for each in leaves if each.name == slot.name)
+            value = _shaped(self.tensors[slot.key].clone(), leaf.shape)
+            place = of_group(slot.index), slot.name
+            source = HYPER, slot.key
+            inputs.hypers[place] = self._entered(value, slot.key, source, leaf.number)
+        inputs.share_memory(self.own.first_views if first else self.own.views)
+        return inputs
+
+    def _entered(self, value: Tensor, name: str, source: ValueSource, number: str) -> Tensor:
+        if number:
+            return self.origins.enter_number(value, name, source, number)
+        return self.origins.enter(value, name, source)
+
+
+def _shaped(value: Tensor, shape: tuple[int, ...]) -> Tensor:
+    return value if value.shape == shape else value.reshape(shape)

@@ -1,0 +1,206 @@
+"""Record where the values of a step come from: what each depends on, and how it is computed.
+
+Every value has an identifier, which is equal for equal computations on equal inputs. Computations
+with only numbers are therefore done once, and two runs can be shown to compute the same.
+Identifiers of values of two weights have equal numbers if the values are computed in the same way.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from .known_functions import COPIES, FILLING, MADE_OF_NOTHING, UNSET, title_of
+from .step_values import Geometry, as_number, geometry_of, place_of, tensors_in, unobserved
+
+ValueSource = tuple[str, str]  # what a value depends on: role and key
+ValueSources = frozenset[ValueSource]
+HYPER, NUMBER, WEIGHT = "hyper", "number", "weight"  # roles
+_NOTHING: ValueSources = frozenset()
+_AS_IT_IS, _INEXACT, _SEQUENCES = (str, Geometry), (float, complex), (list, tuple)
+
+
+class Identifier(NamedTuple):
+    """Identifies a computation."""
+
+    number: int  # equal for two weights whose values are computed in the same way
+    # path of the only weight that the value is computed from; "" for none or several
+    weight: str = ""
+
+
+class Origins:
+    """The sources and identifiers of all tensors in some runs, by their memory."""
+
+    def __init__(self) -> None:
+        self.forms: list[Any] = []  # how a value is computed, by the number of its identifier
+        self._names: dict[Any, int] = {}
+        self._contents: dict[int, Identifier] = {}  # by storage
+        self._sources: dict[int, ValueSources] = {}  # by storage
+        self._uniform: dict[int, complex] = {}  # storages in which all elements are the same number
+        self._kept: list[Tensor] = []  # keeps storages alive, so that their ids stay unique
+
+    # Inputs.
+
+    def enter(self, tensor: Tensor, name: str, source: ValueSource) -> Tensor:
+        """Make a tensor, or its present value, an input of the step.
+
+        Two weights may have inputs with the same name. These inputs correspond to each other.
+        """
+        self.keep(tensor)
+        with unobserved():
+            place = place_of(tensor)
+        role, key = source
+        known = self.name("input of a weight" if role == WEIGHT else "input", name)
+        self._contents[place] = known._replace(weight=key) if role == WEIGHT else known
+        self._sources[place] = frozenset({source})
+        self._uniform.pop(place, None)
+        return tensor
+
+    def enter_number(self, tensor: Tensor, name: str, source: ValueSource, kind: str) -> Tensor:
+        """Make a 0-d tensor an input that represents a Python number. ``kind``: "int" or
+        "float".
+        """
+        return as_number(self.enter(tensor, name, source), whole=kind == "int")
+
+    def keep(self, tensor: Tensor) -> None:
+        self._kept.append(tensor)
+
+    def mark_uniform(self, number: Tensor, value: complex) -> None:
+        """Record the present value of a number."""
+        with unobserved():
+            self._uniform[place_of(number)] = value
+
+    # Queries.
+
+    def uniform(self, tensor: Tensor) -> complex | None:
+        """Return the number that all elements are equal to, if it is known."""
+        with unobserved():
+            return self._uniform.get(place_of(tensor))
+
+    def sources(self, value: Any) -> ValueSources:
+        with unobserved():
+            found = (self._sources.get(place_of(each), _NOTHING) for each in tensors_in(value))
+            return _NOTHING.union(*found)
+
+    def identifier(self, value: Any) -> Identifier:
+        """Return the identifier of a value."""
+        with unobserved():
+            return self.name(value)
+
+    # Computations.
+
+    def spread(self, args: Any, results: Any) -> ValueSources:
+        """Record that results depend on the sources of the arguments, and return these."""
+        before = self.sources(args)
+        for each in tensors_in(results):
+            self.keep(each)
+            place = place_of(each)
+            self._sources[place] = before | self._sources.get(place, _NOTHING)
+        return before
+
+    def derive(self, known: Identifier, before: Tensor, made: Tensor) -> Tensor:
+        """Record that a new tensor was made from another one, with the given identifier."""
+        self.keep(made)
+        self._contents[place_of(made)] = known
+        self._sources[place_of(made)] = self.sources(before)
+        return made
+
+    def note(self, func: Any, args: Any, kwargs: Any, known: Identifier, result: Any) -> Any:
+        """Give results identifiers and sources. Tensors that were written to get new ones."""
+        title = title_of(func)
+        written = title.endswith("_") and not title.endswith("__")
+        written |= title.startswith("__i") or title in ("__setitem__", "__set__")
+        outputs = tensors_in(result)
+        if title == "__setitem__":
+            outputs.append(args[0])
+        if "out" in kwargs:
+            outputs += tensors_in(kwargs["out"])
+            written = True
+        before = self.sources((args, kwargs))
+        for at, each in enumerate(outputs):
+            place = place_of(each)
+            if place in self._contents and not written:
+                continue  # a view, or the argument itself
+            self.keep(each)
+            self._uniform.pop(place, None)
+            if func in MADE_OF_NOTHING or func in FILLING:
+                self._note_uniform(func, args, kwargs, each)
+                continue
+            if func in UNSET:
+                self._contents[place] = self.name("unset", geometry_of(each))
+                self._sources[place] = _NOTHING
+                continue
+            was = self._contents.get(place)
+            self._contents[place] = self.name(known, at, was, geometry_of(each))
+            self._sources[place] = before | self._sources.get(place, _NOTHING)
+            if title in COPIES and place_of(args[0]) in self._uniform:
+                self._uniform[place] = self._uniform[place_of(args[0])]
+        return result
+
+    def _note_uniform(self, func: Any, args: Any, kwargs: Any, result: Tensor) -> None:
+        place = place_of(result)
+        if func in FILLING:
+            at = FILLING[func]
+            value = args[at] if len(args) > at else kwargs.get("fill_value", kwargs.get("value"))
+        else:
+            value = MADE_OF_NOTHING[func]
+        if isinstance(value, Tensor):
+            of_number = self.sources(value)
+            self._sources[place] = of_number
+            if place in self._uniform:
+                del self._uniform[place]
+            known = self._uniform.get(place_of(value))
+            if known is not None:
+                self._uniform[place] = known
+            form: Any = value
+        else:
+            self._sources[place] = _NOTHING
+            form = value if isinstance(value, complex) else float(value)
+            self._uniform[place] = form
+        self._contents[place] = self.name("filled", form, geometry_of(result))
+
+    # Identifiers.
+
+    def name(self, *parts: Any) -> Identifier:
+        """Return the identifier of a computation from its parts, such as a function and
+        its arguments.
+        """
+        weights: list[str] = []
+        form: Any = tuple([self._form(part, weights) for part in parts])
+        several = len(weights) > 1 and len(set(weights)) > 1
+        if several:
+            form = *form, ("weights", *weights)
+        number = self._names.get(form)
+        if number is None:
+            number = self._names[form] = len(self.forms)
+            self.forms.append(form)
+        return Identifier(number, weights[0] if weights and not several else "")
+
+    def _form(self, value: Any, weights: list[str]) -> Any:
+        """Return how a value is computed, without the names of weights, which are appended
+        to a list.
+        """
+        if isinstance(value, Tensor):
+            place = place_of(value)
+            if place not in self._contents:
+                self.keep(value)
+                self._contents[place] = self.name("foreign", id(value))
+            return "tensor", self._form(self._contents[place], weights), geometry_of(value)
+        if isinstance(value, Identifier):
+            if value.weight:
+                weights.append(value.weight)
+            return Identifier(value.number)
+        if isinstance(value, _AS_IT_IS):
+            return value
+        if isinstance(value, _INEXACT):
+            return f"number {value!r}"  # the sign of a zero matters, too
+        if isinstance(value, _SEQUENCES):
+            return tuple([self._form(each, weights) for each in value])
+        if isinstance(value, dict):
+            return tuple([(key, self._form(each, weights)) for key, each in value.items()])
+        try:
+            hash(value)
+        except TypeError:
+            return repr(value)
+        return type(value).__name__, value

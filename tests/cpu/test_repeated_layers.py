@@ -1,0 +1,98 @@
+"""A graph is cut where its layers repeat, if this saves enough."""
+
+from collections import Counter
+
+import pytest
+import torch
+
+from helpers.compiled_graphs import Tensors, graph
+from helpers.repeated_layers import (
+    LAYERS,
+    NINE_LAYERS,
+    NINE_LAYERS_AFTER_OTHERS,
+    TWO_ENCODERS,
+    WIDTH,
+    Repeated,
+    layer,
+    of_encoders,
+)
+from poptorch._cpu import repeated_layers
+from poptorch._cpu.repeated_layers import PieceChain, cut
+
+
+@pytest.fixture
+def small_pieces_pay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cut also where little is saved."""
+    monkeypatch.setattr(repeated_layers, "LEAST_SAVED", 50)
+
+
+def chain_of(repeated: Repeated) -> PieceChain | None:
+    tensors = repeated.tensors()
+    return cut(*graph(repeated.step, tensors), tensors)
+
+
+def times_called(repeated: Repeated) -> list[int]:
+    """Return how often each piece is called, in the order of the first calls."""
+    chain = chain_of(repeated)
+    assert chain is not None, "the graph was not cut"
+    return [*Counter(call.piece for call in chain.calls).values()]
+
+
+@pytest.mark.usefixtures("small_pieces_pay")
+def test_equal_layers_are_one_piece_forward_and_one_backward() -> None:
+    """The backward pass of the last layer begins with the loss, and is a piece of its own."""
+    forward, loss, backward, rest = times_called(NINE_LAYERS)
+
+    assert forward == LAYERS
+    assert backward == LAYERS - 1
+    assert loss == 1
+    assert rest == 1
+
+
+@pytest.mark.usefixtures("small_pieces_pay")
+def test_layers_are_found_behind_many_short_repeats() -> None:
+    before, forward, loss, backward, rest = times_called(NINE_LAYERS_AFTER_OTHERS)
+
+    assert forward == LAYERS
+    assert backward == LAYERS - 1
+    assert before == 1
+    assert loss == 1
+    assert rest == 1
+
+
+@pytest.mark.usefixtures("small_pieces_pay")
+def test_two_encoders_are_one_piece_forward_and_one_backward() -> None:
+    """A product stands before them, and the loss between them and their gradients."""
+    before, forward, loss, backward, rest = times_called(TWO_ENCODERS)
+
+    assert forward == 2
+    assert backward == 2
+    assert before == 1
+    assert loss == 1
+    assert rest == 1
+
+
+@pytest.mark.usefixtures("small_pieces_pay")
+def test_layers_with_different_numbers_are_not_cut() -> None:
+    def growing(x: torch.Tensor) -> tuple[Tensors, Tensors]:
+        for at in range(30):
+            x = torch.tanh(x @ x * (1.0 + at)).exp().log1p().sin().cos().neg().sigmoid()
+        return [x], []
+
+    assert chain_of(Repeated(growing, lambda: [torch.randn(4, 4)])) is None
+
+
+@pytest.mark.usefixtures("small_pieces_pay")
+def test_two_small_layers_are_not_cut() -> None:
+    def two(w: torch.Tensor, x: torch.Tensor) -> tuple[Tensors, Tensors]:
+        return [layer(layer(x, w[0], w), w[0], w)], []
+
+    tensors = [torch.randn(16, WIDTH), torch.randn(4, WIDTH)]
+    assert chain_of(Repeated(two, lambda: tensors)) is None
+
+
+@pytest.mark.parametrize("rows, is_cut", [(4, False), (4096, True)])
+def test_two_layers_are_cut_only_if_a_step_is_long(rows: int, is_cut: bool) -> None:
+    """Calls of pieces take time in each step, which a long one hides."""
+    chain = chain_of(Repeated(TWO_ENCODERS.step, lambda: of_encoders(rows)))
+    assert (chain is not None) == is_cut
