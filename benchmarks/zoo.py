@@ -434,14 +434,14 @@ def main() -> None:
     for name, make, judge in models(chosen.names):
         signal.setitimer(signal.ITIMER_PROF, LIMIT_S)
         try:
-            said = judge(make, chosen.backend)
+            verdict = judge(make, chosen.backend)
         except TooSlow:
-            said = f"slow: more than {LIMIT_S} seconds of processor"
+            verdict = f"slow: more than {LIMIT_S} seconds of processor"
         finally:
             signal.setitimer(signal.ITIMER_PROF, 0)
-        if said is not None:
-            counts[said.split()[0]] += 1
-            print(f"{name}: {said}", flush=True)
+        if verdict is not None:
+            counts[verdict.split()[0]] += 1
+            print(f"{name}: {verdict}", flush=True)
     total = sum(counts.values())
     print(f"{counts['equal']} of {total} models that eager trains are equal: {dict(counts)}")
     sys.exit(counts["equal"] < 0.97 * total)

@@ -181,10 +181,10 @@ def page() -> str:
         parts = [HEAD, "```py\n", FIRST, "```\n"]
         for number, (title, code) in enumerate(MISTAKES.items(), 1):
             code = textwrap.dedent(code).strip()
-            said = printed(code, f"mistake{number}.py")
+            text = printed(code, f"mistake{number}.py")
             lines = "\n".join(
                 textwrap.fill(line, 100, subsequent_indent="    ", break_long_words=False)
-                for line in said.splitlines()
+                for line in text.splitlines()
             )
             lines = re.sub(r"mistake\d+\.py", "train.py", lines)
             parts.append(f"\n## {title}\n\n```py\n{code}\n```\n\n```text\n{lines}\n```\n")

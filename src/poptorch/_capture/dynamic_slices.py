@@ -2,8 +2,8 @@
 
 These are one position, ``x[i]``, and slices of a constant length, ``x[i : i + n]``. By itself,
 torch would read the position from its tensor, and the program would keep that of the first inputs.
-In eager PyTorch, the results are views. Here they are copies that ``moving_views`` keeps equal to
-what they are parts of.
+In eager PyTorch, the results are views. Here they are copies. ``moving_views`` keeps them equal to
+the tensors whose parts they are.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Choose the value from which training starts: the marked one, else the returned number made of all
-losses.
+"""Choose the value that training minimises: the marked one, or else the returned number that is
+computed from all losses.
 """
 
 from __future__ import annotations

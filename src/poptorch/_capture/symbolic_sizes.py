@@ -1,4 +1,4 @@
-"""What Python code may do with symbolic sizes, and what it may keep of them.
+"""Decide what Python code may do with symbolic sizes, and what it may keep of them.
 
 A size is an instance of ``int`` for the user's code, which may branch on that. A size that becomes
 text is a number from then on, because the text decides what follows: the key of a dictionary, or

@@ -1,4 +1,4 @@
-"""The compiled code of a plan: what is stored, what is missing, and how it is compiled."""
+"""Manage the compiled code of a plan: what is stored, what is missing, and how it is compiled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compile torch's C++ code with fewer headers: what loops over numbers never use is left out.
+"""Compile torch's C++ code with fewer headers, without parts that loops over numbers never use.
 
 Of the 3.5 s that g++ takes for a perceptron, 2.6 s are spent reading headers: printing, schemas,
 half precision, complex and random numbers, special functions, rare instructions. A folder that g++

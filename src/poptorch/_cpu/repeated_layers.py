@@ -1,6 +1,6 @@
 """Find repeated parts of a graph, such as the layers of a transformer, and cut the graph there.
 
-A cut is correct whatever repeats: pieces are equal only if everything that they compute, read and
+Every cut is correct, because pieces count as equal only if everything that they compute, read and
 write is equal.
 """
 

@@ -1,5 +1,5 @@
-"""Exchange messages between a loader and its loading process, over a socket that preserves their
-borders.
+"""Exchange messages between a loader and its loading process, over a socket that preserves message
+boundaries.
 """
 
 from __future__ import annotations

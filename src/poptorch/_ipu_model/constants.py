@@ -1,6 +1,6 @@
 """Define the constants of the cost model: each with its value, its unit and its source.
 
-``benchmarks/ipu_rows.py --fit`` prints *fitted* constants, of which there are at most four. A
+``benchmarks/ipu_rows.py --fit`` prints the *fitted* constants, at most four. A
 *guess* has no source that could be found. Estimates say how much of a result depends on guesses.
 """
 

@@ -1,4 +1,4 @@
-"""Conditions on symbolic sizes: what torch assumed about them, as expressions of sympy.
+"""Represent conditions on symbolic sizes: what torch assumed about them, as sympy expressions.
 
 A program has conditions, and so has its compiled code, because torch's compiler assumes more about
 sizes than the graph does, for example that a sum has at most 4096 elements. Conditions of code are

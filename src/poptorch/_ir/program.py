@@ -310,7 +310,7 @@ class State:
 
     @property
     def tensors(self) -> dict[str, torch.Tensor]:
-        """The same tensors, of which none is released now."""
+        """The same tensors, after restoring those that were released."""
         self.writes.restore()
         return self.values
 

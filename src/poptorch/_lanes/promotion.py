@@ -1,8 +1,8 @@
 """Keep the types that numbers give to the result of an operator, which lanes must not change.
 
 A tensor without dimensions determines the type of a result only if no tensor with dimensions has
-the same category: ``half * number`` is half, whatever the type of the number. In lanes, the number
-has a dimension. It is therefore first cast to the type in which the operator computes.
+the same category: ``half * number`` is half, regardless of the type of the number. In lanes, the
+number has a dimension. It is therefore first cast to the type in which the operator computes.
 """
 
 from __future__ import annotations

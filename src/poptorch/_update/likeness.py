@@ -1,8 +1,8 @@
 """Find weights that a step updates in the same way, element by element, so that they can be updated
 as one.
 
-Two weights are alike if the same operators compute their results, whatever their shapes. A weight
-that an operator reads as a whole, as a norm does, is not like any other weight.
+Two weights are alike if the same operators compute their results, regardless of their shapes. A
+weight that an operator reads as a whole, as a norm does, is not like any other weight.
 """
 
 from __future__ import annotations

@@ -226,7 +226,7 @@ class Deep(nn.Module):
 
 
 MEASURED = {
-    "nothing said": lambda w: poptorch.optim.SGD(w, lr=0.1),
+    "no loss scaling": lambda w: poptorch.optim.SGD(w, lr=0.1),
     "infinity": lambda w: poptorch.optim.SGD(w, lr=0.1, max_grad_norm=math.inf),
     "loss scaling": lambda w: poptorch.optim.AdamW(w, lr=0.01, loss_scaling=128.0),
     "clipping": lambda w: poptorch.optim.SGD(w, lr=0.1, max_grad_norm=1e-3),
