@@ -44,7 +44,7 @@ class ICustomArgParser(abc.ABC):
 
 
 def registerCustomArgParser(arg_data_type: type, arg_parser: ICustomArgParser | None) -> None:
-    """Let models take and return objects of a type, and data sets hold them.
+    """Let models take and return objects of a type, and let data sets contain them.
 
     Lists, tuples, dicts and dataclasses need no parser. A subclass without a parser uses the parser
     of the base class that was registered first. Objects of other types are constants of the

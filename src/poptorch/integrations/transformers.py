@@ -39,11 +39,10 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
     label smoothing, backward, clipping. Arguments, schedulers, callbacks, logging, metrics and
     resuming work as usual. This Trainer and the original one can load each other's checkpoints.
 
-    Three things differ. The norm of the gradients is logged only if they are clipped by it. With
-    gradient accumulation an incomplete last micro-batch of an epoch is left out, with a warning.
-    Batches that have an ``attention_mask`` are padded a little further than the collator pads them,
-    to one of at most eight lengths, because each length needs its own compiled program. The Trainer
-    first makes sure, in eager PyTorch, that padding does not change the model's results.
+    Two things differ. The norm of the gradients is logged only if they are clipped by it. Batches
+    that have an ``attention_mask`` are padded a little further than the collator pads them, to one
+    of at most eight lengths, because each length needs its own compiled program. The Trainer first
+    makes sure, in eager PyTorch, that padding does not change the model's results.
 
     Args:
         args, kwargs: arguments of ``transformers.Trainer``.
