@@ -174,7 +174,7 @@ def test_a_notebook_shows_an_estimate_as_tables(on_two_chips: poptorch.PoplarExe
 
     page = estimate._repr_html_()
 
-    assert "Graded, training, on mk2:64: 1 replicas of 2 IPUs" in page
+    assert "Graded, training, on mk2:64: 1 replica of 2 IPUs" in page
     assert "<tr><th>ipu</th><th>busy</th>" in page
     assert page.count("<tr>") == 3 + 11  # IPUs and operators, with their heads
     cells = [cell for cell in str(estimate).split() if cell.isalnum()]

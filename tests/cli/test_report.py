@@ -65,8 +65,11 @@ def test_a_report_is_printed(profiles: Profiles, capsys: Printed) -> None:
 
     out = capsys.readouterr().out
     assert status == 0
-    assert out.startswith("net, on bow:1: 1 replicas of 1 IPUs")
-    assert "\nfits: weights, 500 B on chip 0 at 0F0; 50 % of its memory\n" in out
+    assert out.startswith("net, on bow:1: 1 replica of 1 IPU,")
+    assert (
+        "\nfits: chip 0 needs 50 % of its memory at 0F0; the largest part is weights, 500 B\n"
+        in out
+    )
 
 
 @pytest.mark.parametrize("budget", [[], ["--budget", "memory=3%,cycles=2%"]])

@@ -418,7 +418,8 @@ def test_a_model_fits_if_its_fullest_tile_does(eleven_layers: Estimate) -> None:
 def test_a_model_does_not_fit_if_its_fullest_tile_does_not(fourteen_layers: Estimate) -> None:
     assert not fourteen_layers.fits
     assert max(fourteen_layers.chips[0].tiles) > TILE
-    assert "DOES NOT FIT: weights" in str(fourteen_layers)
+    assert "DOES NOT FIT: chip 0 needs " in str(fourteen_layers)
+    assert "the largest part is weights" in str(fourteen_layers)
 
 
 def test_the_largest_part_of_the_memory_is_named(fourteen_layers: Estimate) -> None:

@@ -214,7 +214,7 @@ class _ExportedFile:
         taken = f"Its arguments are dicts of tensors by name, which it changes in place. {dicts}."
         taken = textwrap.fill(taken if self._program.lanes is None else f"{taken} {_LANES}", 96)
         is_long = any(_statements(each) > 45 for each in ast.parse(code).body)
-        lines = ["# ruff: noqa: PLR0915 (a step is as long as it is)"] if is_long else []
+        lines = ["# ruff: noqa: PLR0915 (a step may be long)"] if is_long else []
         title = f"{self._title} as plain PyTorch, written by poptorch {VERSION}"
         first = f"{title}. ``step`` makes one call:"
         printed = [_wrapped(line.rstrip()) for line in str(self._program).splitlines()]

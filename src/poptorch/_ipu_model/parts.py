@@ -38,12 +38,12 @@ class Culprit:
     over: float  # how much more than its memory the chip needs, in per cent; negative if it fits
 
     def __str__(self) -> str:
-        where = f" on chip {self.chip} at {self.stage or 'rest'}"
-        what = f"{self.category}, {size_text(self.bytes)}{where}"
-        named = f"; largest: {self.tensor}" if self.tensor else ""
+        share = f"chip {self.chip} needs {100 + self.over:.0f} % of its memory"
+        part = f"the largest part is {self.category}, {size_text(self.bytes)}"
+        tensor = f"; the largest tensor is {self.tensor}" if self.tensor else ""
         of = f" of {self.module}" if self.module else ""
         line = f" ({self.line})" if self.line else ""
-        return f"{what}{named}{of}{line}; {100 + self.over:.0f} % of its memory"
+        return f"{share} at {self.stage or 'rest'}; {part}{tensor}{of}{line}"
 
 
 @dataclass(frozen=True)
@@ -145,9 +145,12 @@ class Advice:
 
     @property
     def effect(self) -> str:
-        verdict = "fits" if self.fits else "does not fit"
-        room = f"{size_text(abs(self.saves))} {'less' if self.saves >= 0 else 'more'}, "
-        time = f"{time_text(abs(self.costs))} {'more' if self.costs > 0 else 'less'}"
-        room = room if abs(self.saves) >= 1024 else ""
-        first = f"a call takes {self.longer:.1f} times as long; " if self.longer >= 1.25 else ""
-        return f"{first}{room}{time} for as many samples, {verdict}"
+        size = size_text(abs(self.saves))
+        room = f"saves {size} and " if self.saves >= 0 else f"needs {size} more and "
+        if abs(self.saves) < 1024:
+            room = ""
+        change = "longer" if self.costs > 0 else "less"
+        time = f"takes {time_text(abs(self.costs))} {change} for the same number of samples"
+        call = f" A call takes {self.longer:.1f} times as long." if self.longer >= 1.25 else ""
+        verdict = "The model then fits." if self.fits else "The model still does not fit."
+        return f"{room}{time}.{call} {verdict}"

@@ -196,9 +196,10 @@ def shown(profile: Profile) -> Iterator[TextPart]:
     priced, culprit = profile["estimated"], Culprit(**profile["estimated"]["culprit"])
     bound, chips, replicas = priced["bound"], priced["chips"], priced["replicas"]
     yield (
-        f"{profile['name']}, on {priced['system']}: {replicas} replicas of {len(chips)} IPUs, "
-        f"{replicas * len(chips)} used (estimated, within a factor {priced['error_band']:g} of "
-        f"published results: {priced['kind']})"
+        f"{profile['name']}, on {priced['system']}: {_counted(replicas, 'replica')} of "
+        f"{_counted(len(chips), 'IPU')}, {replicas * len(chips)} in use (estimated; estimates of "
+        f"{priced['kind']} programs are within a factor of {priced['error_band']:g} of published "
+        "results)"
     )
     yield f"{VERDICTS[priced['verdict']]}: {culprit}"
     yield (
@@ -207,16 +208,16 @@ def shown(profile: Profile) -> Iterator[TextPart]:
         f"{max(bound, key=lambda part: float(bound[part]))}"
     )
     yield "  ".join(f"{name} {share:.0%}" for name, share in bound.items())
-    yield [["ipu", "busy", "peak", "of limit", "at", "most of it"], *map(_chip, chips)]
+    yield [["ipu", "busy", "peak", "of limit", "at", "largest parts"], *map(_chip, chips)]
     scale, whole = 1e3 / priced["clock"], whole_cycles(priced)
     dear = [
         [o.name, of_modules(o), o.direction, f"{o.cycles * scale:.3g}", f"{o.cycles / whole:.1%}"]
         for o in folded(priced["operators"])[:10]
     ]
-    yield [["operator", "module", "direction", "ms in a call", "of it"], *dear]
+    yield [["operator", "module", "direction", "ms per call", "share"], *dear]
     guesses = [f"{each['name']} {each['share']:.0%}" for each in priced["guesses"][:4]]
     if guesses:
-        yield f"based on guesses: {', '.join(guesses)}"
+        yield f"shares that depend on guessed constants: {', '.join(guesses)}"
     yield from (f"advice: {Advice(**each)}" for each in priced["advice"][:3])
     if priced.get("scaling"):
         yield from scaling.shown(priced["scaling"])
@@ -232,18 +233,23 @@ def settled(measured: Mapping[str, Any]) -> float:
 
 def _measured(profile: Profile) -> Iterator[TextPart]:
     measured = profile["measured"]
+    calls = _counted(measured["calls"], "call")
     each = f", {time_text(settled(measured))} each (median)" if measured.get("first") else ""
-    yield f"{profile['name']}, measured here: {measured['calls']} calls{each}, {measured['tier']}"
+    yield f"{profile['name']}, measured here: {calls}{each}, {measured['tier']}"
     measured_rows = [
         [o["name"], o["module"], o["direction"], str(o["count"]), f"{o['seconds'] * 1e3:.3g}"]
         for o in measured.get("operators", ())[:10]
     ]
     if measured_rows:
-        yield [["operator (here)", "module", "direction", "count", "ms in a call"], *measured_rows]
+        yield [["operator (here)", "module", "direction", "count", "ms per call"], *measured_rows]
     yield (
-        "The following is an estimate for IPUs. Nothing of it was run, because this "
-        "machine has no IPUs:"
+        "The following is an estimate for IPUs. None of it was run, because this machine has no "
+        "IPUs:"
     )
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def _chip(chip: Mapping[str, Any]) -> list[str]:
