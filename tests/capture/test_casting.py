@@ -195,23 +195,28 @@ MIXED = PROMOTING | REFUSING
 
 
 def mixing(model: Having) -> tuple[list[torch.Tensor], torch.Tensor]:
-    pairs = zip(model.a, model.h, strict=True)
-    outs = [function(*pair) for function, pair in zip(MIXED.values(), pairs, strict=True)]
+    pairs = zip(model.names, model.a, model.h, strict=True)
+    outs = [MIXED[name](a, h) for name, a, h in pairs]
     return outs, poptorch.identity_loss(sum(out.float().sum() for out in outs), "none")
 
 
 @pytest.mark.slow
 @pytest.mark.spec("precision", 1)
+@pytest.mark.parametrize(
+    "names", [[*MIXED][::5], [*MIXED]], ids=["every fifth function", "all functions"]
+)
 @pytest.mark.parametrize("trained, chosen", [(True, None), (False, FLOAT)])
-def test_mixed_operands_get_one_type(trained: bool, chosen: torch.dtype | None) -> None:
+def test_mixed_operands_get_one_type(
+    trained: bool, chosen: torch.dtype | None, names: list[str]
+) -> None:
     """By default half, and float with HalfUpcastToFloat; exactly what eager makes of such."""
     a, h = (t.half().float() for t in (torch.randn(4, 4), torch.randn(4, 4)))
     own = {"a": a, "h": h.half()}
-    copies = {n: nn.ParameterList(v.clone() for _ in MIXED) for n, v in own.items()}
-    model, opts = Having(mixing, **copies), choosing(chosen)
+    copies = {n: nn.ParameterList(v.clone() for _ in names) for n, v in own.items()}
+    model, opts = Having(mixing, names=names, **copies), choosing(chosen)
     wrapped = training(model, opts, lr=1.0) if trained else poptorch.inferenceModel(model, opts)
     outs, _ = wrapped()
-    for name, got, *after in zip(MIXED, outs, model.a, model.h, strict=True):
+    for name, got, *after in zip(names, outs, model.a, model.h, strict=True):
         kind = FLOAT if chosen and name != "h * a[0, 0]" else HALF
         assert got.dtype == kind, name  # torch's rule: a number does not change a tensor's type
         # Half results are those of float32, rounded: half itself adds up too coarsely to compare.

@@ -283,7 +283,7 @@ def test_a_save_at_the_same_step_that_fails_leaves_the_older_checkpoint(
     assert resumed.state == [1.0]
 
 
-@pytest.mark.slow
+@pytest.mark.larger("test_a_save_at_the_same_step_that_fails_leaves_the_older_checkpoint")
 @pytest.mark.parametrize(
     "step, older", [(5, False), (6, True), cases.long(5, True), cases.long(6, False)]
 )

@@ -167,6 +167,7 @@ def test_detaching_staging_saving_and_loading(tmp_path: Path) -> None:
     close(torch.stack([*losses, loaded(x, y), loaded(x, y)]), whole()[3:])
 
 
+@pytest.mark.larger("test_training_with_bundles_equals_training_without_them")
 @pytest.mark.skipif(not shutil.which("g++"), reason="needs a C++ compiler")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_compiled_code_reads_and_writes_bundles() -> None:

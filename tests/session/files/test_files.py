@@ -164,11 +164,12 @@ def test_a_file_is_loaded_in_another_process(exported: Exported, tmp_path: Path)
     assert json.loads(done.stdout) == pytest.approx(expected.tolist(), rel=relative(8))
 
 
-@pytest.fixture
-def compiled_offline(tmp_path: Path) -> Exported:
+@pytest.fixture(scope="module")
+def compiled_offline(tmp_path_factory: pytest.TempPathFactory) -> Exported:
     """Return a model that was compiled without a device, and its file."""
     opts = options(iterations=2).useOfflineIpuTarget(21)
-    offline, path = poptorch.inferenceModel(Net().eval(), opts), tmp_path / "m.poptorch"
+    path = tmp_path_factory.mktemp("offline") / "m.poptorch"
+    offline = poptorch.inferenceModel(Net().eval(), opts)
     offline.compileAndExport(path, X)
     return offline, path
 
@@ -276,13 +277,14 @@ def test_a_file_without_a_model_is_loaded_into_a_model(tmp_path: Path) -> None:
     assert torch.equal(loaded(X)["out"], wrapper(X)["out"])
 
 
-@pytest.fixture
-def executable(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def executable(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the file of a program that was saved without its model."""
+    path = tmp_path_factory.mktemp("executable") / "alone"
     wrapper = poptorch.inferenceModel(local_model(), options())
     wrapper.compile(X)
-    wrapper.save(tmp_path / "alone", export_model=False)
-    return tmp_path / "alone"
+    wrapper.save(path, export_model=False)
+    return path
 
 
 @pytest.mark.spec("executor", 43)
@@ -327,10 +329,10 @@ def test_a_program_for_inference_is_refused_for_training(executable: Path) -> No
         poptorch.trainingModel(local_model().train(), options()).loadExecutable(executable)
 
 
-@pytest.fixture
-def trained_by_sgd(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def trained_by_sgd(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the file of a model that torch's SGD trains."""
-    path = tmp_path / "m.poptorch"
+    path = tmp_path_factory.mktemp("sgd") / "m.poptorch"
     training("torch").compileAndExport(path, X, Y)
     return path
 
