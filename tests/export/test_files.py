@@ -14,7 +14,10 @@ from helpers.wrapping import Regression, options
 
 
 @pytest.mark.slow
-def test_torch_compiles_an_exported_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_torch_compiles_an_exported_step(
+    backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model, file = Regression(), tmp_path / "step.py"
     executor = poptorch.trainingModel(model, options(), torch.optim.SGD(model.parameters(), 0.1))
     batch = torch.randn(4, 4), torch.randn(4, 2)
@@ -24,7 +27,7 @@ def test_torch_compiles_an_exported_step(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setitem(sys.modules, "step", module)  # where torch's compiler looks for it
     (eager, _), (compiled, _) = (module.load(file.with_suffix(".safetensors")) for _ in range(2))
 
-    step = torch.compile(module.step)
+    step = torch.compile(module.step, backend=backend)
 
     for _ in range(3):
         torch.testing.assert_close(step(*compiled, *batch), module.step(*eager, *batch))

@@ -69,6 +69,7 @@ def test_on_one_machine_no_process_listens_to_a_network(launcher: str, tmp_path:
     assert all(ipaddress.ip_address(address).is_loopback for address in addresses), addresses
 
 
+@pytest.mark.larger("test_on_one_machine_no_process_listens_to_a_network")
 @pytest.mark.parametrize("how, status", [("ends", 0), long("raises", 1), long("exits with 3", 3)])
 def test_a_process_of_a_job_ends_with_its_own_status(how: str, status: int, tmp_path: Path) -> None:
     """Its threads have ended before Python does, which aborts the process otherwise."""
