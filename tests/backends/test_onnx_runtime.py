@@ -96,3 +96,24 @@ def test_without_the_extra_a_warning_names_the_package_to_install(
     monkeypatch.setattr(onnx_runtime, "_NEEDED", ("absent",))
     compiled(nn.Linear(3, 2), "onnxruntime")(normal(1, 3))
     assert "needs absent: pip install 'poptorch[onnxruntime]'" in caplog.text
+
+
+def test_tensors_of_any_size_are_those_of_their_call() -> None:
+    """Small ones are copied, and the session reads and writes large ones where they are."""
+    executor = compiled(Having(lambda m, x: (x * 2, x.sum(1))), "onnxruntime")
+    first, second = normal(300, 64), normal(300, 64)
+    before = executor(first)
+
+    after = executor(second)
+
+    torch.testing.assert_close(before, (first * 2, first.sum(1)))
+    torch.testing.assert_close(after, (second * 2, second.sum(1)))
+
+
+def test_results_have_types_that_numpy_does_not_know() -> None:
+    executor = compiled(Having(lambda m, x: x.to(torch.bfloat16)), "onnxruntime")
+    x = normal(3, 4)
+
+    result = executor(x)
+
+    assert torch.equal(result, x.to(torch.bfloat16))

@@ -4,6 +4,8 @@ import argparse
 import contextlib
 import copy
 import dataclasses
+import functools
+import itertools
 import time
 from collections.abc import Callable
 from typing import Any
@@ -26,6 +28,7 @@ NOT_FOLLOWED = "The compiled program does not follow what changed on the host: "
 @pytest.fixture(autouse=True)
 def checks_are_never_postponed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(periodic_checks, "CHEAP", 60.0)
+    monkeypatch.setattr(periodic_checks, "PARTS", 1)
 
 
 def test_a_long_check_postpones_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,8 +57,28 @@ def number_of_checks(
 def test_a_call_after_a_pause_is_checked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert number_of_checks(monkeypatch, seconds_between=0.012) == 2
-    assert number_of_checks(monkeypatch, seconds_between=0.005) == 1
+    assert number_of_checks(monkeypatch, seconds_between=0.12) == 2
+    assert number_of_checks(monkeypatch, seconds_between=0.01) == 1
+
+
+def test_frequent_calls_share_a_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(periodic_checks, "PARTS", 4)
+    monkeypatch.setattr(periodic_checks, "FIRST", 1)
+    made: list[int] = []
+    rows = [ChangeCheck(functools.partial(made.append, at), lambda _: [], "") for at in range(7)]
+    checks = PeriodicChecks(ChangeCheck(lambda: made.append(7), lambda _: [], ""))
+    clock = itertools.chain.from_iterable((at, at + 1e-4) for at in itertools.count(100, 0.03))
+    monkeypatch.setattr(time, "monotonic", clock.__next__)
+    checks.run(rows, None)
+    made.clear()
+
+    checks.run(rows, None)
+    of_one_call = made.copy()
+    for _ in range(3):
+        checks.run(rows, None)
+
+    assert len(of_one_call) == 2
+    assert sorted(made) == [*range(8)]
 
 
 def test_the_first_calls_are_always_checked(

@@ -182,7 +182,8 @@ class Fastest:
 
     def __init__(self, ours: Executable, plan: Plan, code: PlanCode) -> None:
         self._ours, self._plan, self._code = ours, plan, code
-        self._do: NextCall = Fastest._wait  # what the next call does
+        # what the next call does, or None once compiled code has been chosen
+        self._do: NextCall | None = Fastest._wait
         self._other: Other | None = None
         self._choice: Choice | None = None
         self._cores, self._next_poll = Cores(), 0.0
@@ -194,7 +195,8 @@ class Fastest:
         self._writes = -1  # how many times the weights had changed
 
     def run(self, state: State, batch: Tensors) -> Tensors:
-        return self._do(self, state, batch)
+        do = self._do
+        return self._ours.run(state, batch) if do is None else do(self, state, batch)
 
     @property
     def waiting(self) -> bool:
@@ -203,7 +205,7 @@ class Fastest:
 
     @property
     def decided(self) -> bool:
-        return self._do in (Fastest._run_ours, Fastest._run_other)
+        return self._do is None or self._do is Fastest._run_other
 
     def report(self) -> Report:
         if self._do is Fastest._run_other:
@@ -344,9 +346,6 @@ class Fastest:
         state.bound = None  # release what compiled code has prepared
         return results
 
-    def _run_ours(self, state: State, batch: Tensors) -> Tensors:
-        return self._ours.run(state, batch)
-
     # What they share.
 
     def _run_safely(self, state: State, batch: Tensors) -> Tensors:
@@ -385,7 +384,7 @@ class Fastest:
         self._keep_compiled_code()
 
     def _keep_compiled_code(self) -> None:
-        self._other, self._do = None, Fastest._run_ours
+        self._other = self._do = None
 
     @staticmethod
     def _release(state: State) -> None:

@@ -148,7 +148,8 @@ class Tiered:
         self._current = self._slow_tier() if self.waiting else self._compiled()
 
     def run(self, state: State, batch: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        if not self.waiting and self._fast is None and self._serves(batch):
+        has_taken_over = not self.waiting and self._fast is None
+        if has_taken_over and (not self._code.ranges or self._serves(batch)):
             return self._current.run(state, batch)
         with interrupts.deferred():
             return self._timed(state, batch)

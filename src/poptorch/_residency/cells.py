@@ -317,8 +317,11 @@ class DeviceCopies:
         """Return whether torch has counted no writes to the host tensors since the last
         transfer.
         """
-        hosts = [copy.host() for copy in self.copies.values() if copy.version is not None]
-        return sum(host._version for host in hosts if host is not None) == self._known
+        versions = 0
+        for copy in self.copies.values():
+            if copy.version is not None and (host := copy.host()) is not None:
+                versions += host._version
+        return versions == self._known
 
     def settle(self) -> None:
         """Accept the present values of the host tensors as those of the last transfer."""

@@ -82,10 +82,12 @@ class BoundCall:
         batch = program.synthetic or batch
         checks = None if optimizer is None else optimizer.change_checks
         weights.periodic_checks.run(program.change_checks, checks)
-        program.indices.check(batch, state)
+        if program.indices.ranges:
+            program.indices.check(batch, state)
         if weights.written is not None:
             weights.check_processes()
-        injected_faults.check("run")
+        if injected_faults.armed:
+            injected_faults.check("run")
         run = self._updating if self._changes else self._run
         try:
             if self._is_timed:

@@ -366,9 +366,9 @@ class Session:
         """Return the result of ``forward``; ``before``: when the call began, ran and was ready."""
         returned = now.outputs.build(results[: now.outputs.count])
         moments = (*before, time.perf_counter())
-        self.last = moments, now.anchors(results) if now.spec.anchors else {}
+        self.last = moments, now.anchors(results) if now.has_anchors else {}
         self.took.append(moments[-1] - moments[0])
-        if now.spec.runtime.report is not None or now.spec.runtime.cycle_count:
+        if now.is_reported:
             self.reports.called(now, moments)
         return returned
 

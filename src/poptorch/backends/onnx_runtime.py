@@ -7,6 +7,7 @@ their layout. When the weights on the device change, the next call makes a new s
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib.util
 import logging
 import re
@@ -17,6 +18,7 @@ from importlib.metadata import version
 from typing import Any
 
 import torch
+from torch.utils.dlpack import from_dlpack
 
 from .._base.errors import Error
 from .._ir.graph import Graph
@@ -162,9 +164,13 @@ class ExportedGraph:
         import onnx
 
         self.code = code
-        arguments = [*enumerate(onnx.ModelProto.FromString(code).metadata_props)]
+        model = onnx.ModelProto.FromString(code)
+        arguments = [*enumerate(model.metadata_props)]
         self._constants = {each.key: at for at, each in arguments if each.value == _CONSTANT}
         self._inputs = {each.key: at for at, each in arguments if each.value == _INPUT}
+        values = map(_Value.of, model.graph.input)
+        self._given = dict(zip(self._inputs.values(), values, strict=True))
+        self._results = [*map(_Value.of, model.graph.output)]
 
     def __call__(self, arguments: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         return self.session(arguments)(arguments)
@@ -182,14 +188,84 @@ class ExportedGraph:
         ]
         options.add_external_initializers([*self._constants], constants)
         session = onnxruntime.InferenceSession(self.code, options, ["CPUExecutionProvider"])
-        results = [each.name for each in session.get_outputs()]
-        inputs = self._inputs
+        return _Bound(session, self._given, self._results)
 
-        def run(arguments: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-            given = {name: arguments[at].detach().numpy() for name, at in inputs.items()}
-            return [torch.from_numpy(result) for result in session.run(results, given)]
 
-        return run
+_SMALL = 1 << 16
+"""The largest number of bytes that are copied. Binding other memory to a session takes 3 us, and
+8 us more if other code has run since the last call.
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Value:
+    """An input or a result of an exported graph, with the number that ONNX has for its type."""
+
+    name: str
+    kind: int
+    shape: list[int]
+
+    @classmethod
+    def of(cls, value: Any) -> _Value:
+        kind = value.type.tensor_type
+        return cls(value.name, kind.elem_type, [dim.dim_value for dim in kind.shape.dim])
+
+    def bound(self, bind: Callable[[str, Any], None]) -> torch.Tensor:
+        """Return memory that is bound to a session."""
+        import onnxruntime
+
+        memory = onnxruntime.OrtValue.ortvalue_from_shape_and_type(self.shape, self.kind)
+        bind(self.name, memory)
+        return from_dlpack(memory)
+
+    @property
+    def there(self) -> tuple[str, str, int, int, list[int]]:
+        """What a session is told about memory, before its address."""
+        return self.name, "cpu", 0, self.kind, self.shape
+
+
+class _Bound:
+    """A session whose small inputs and results are copied from and to memory that is bound once.
+
+    Large inputs are read where they are, and large results are new in each call.
+    """
+
+    def __init__(self, session: Any, inputs: Mapping[int, _Value], results: list[_Value]) -> None:
+        self._run, self._binding = session.run_with_iobinding, session.io_binding()
+        self._inputs, self._results = inputs, results
+        bind, bind_result = self._binding.bind_ortvalue_input, self._binding.bind_ortvalue_output
+        given = {at: each.bound(bind) for at, each in inputs.items()}
+        returned = [each.bound(bind_result) for each in results]
+        self._given = {at: own for at, own in given.items() if own.nbytes <= _SMALL}
+        self._large = dict.fromkeys(given.keys() - self._given.keys(), 0)  # bound addresses
+        # By their number. The memory of large ones is released by the first call.
+        self._returned = {at: own for at, own in enumerate(returned) if own.nbytes <= _SMALL}
+        self._dtypes = {
+            at: own.dtype for at, own in enumerate(returned) if at not in self._returned
+        }
+
+    def __call__(self, arguments: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        for at, own in self._given.items():
+            own.copy_(arguments[at])
+        read = [self._read(at, arguments[at]) for at in self._large]
+        new = {at: self._new(at, dtype) for at, dtype in self._dtypes.items()}
+        self._run(self._binding)
+        del read  # it had to exist until now
+        small = self._returned
+        return [small[at].clone() if at in small else new[at] for at in range(len(self._results))]
+
+    def _read(self, at: int, value: torch.Tensor) -> torch.Tensor:
+        value = value.contiguous()
+        address = value.data_ptr()
+        if address != self._large[at]:
+            self._binding.bind_input(*self._inputs[at].there, address)
+            self._large[at] = address
+        return value
+
+    def _new(self, at: int, dtype: torch.dtype) -> torch.Tensor:
+        value = torch.empty(self._results[at].shape, dtype=dtype)
+        self._binding.bind_output(*self._results[at].there, value.data_ptr())
+        return value
 
 
 class Sessions(LoopExecutable):

@@ -5,6 +5,7 @@ copies.
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,24 +20,30 @@ _WEIGHTS = (
     "load_state_dict() of the wrapped model, which also copies them"
 )
 
+_holders = operator.itemgetter(*HOLDERS)
+
 
 def weights_check(device: DeviceCopies, module: nn.Module) -> ChangeCheck:
     """Return the check of host weights and buffers that have copies on a device.
 
     Torch counts writes to a tensor, but not writes through its ``.data``.
     """
-    modules: list[nn.Module] = []
+    owns: list[dict[str, Any]] = []  # the attributes of modules whose entries are in dicts
     # tensors with a copy on the device: path, owner, name, id
     places: list[tuple[str, Any, str, int]] = []
 
     def read() -> tuple[bool, list[int]]:
-        holders = (own.__dict__[name] for own in modules for name in HOLDERS)
-        entries = (dict.values(each) for each in holders if isinstance(each, dict))
-        return device.is_untouched(), list(map(id, itertools.chain(*entries)))
+        holders = itertools.chain.from_iterable(map(_holders, owns))
+        entries = itertools.chain.from_iterable(map(dict.values, holders))
+        return device.is_untouched(), list(map(id, entries))
 
     def keep(_: object) -> tuple[bool, list[int]]:
         copies = device.by_host()
-        modules[:] = module.modules()
+        owns[:] = [
+            own
+            for own in map(vars, module.modules())
+            if all(isinstance(each, dict) for each in _holders(own))
+        ]
         places[:] = [
             (f"{prefix}.{name}" if prefix else name, owner, name, id(tensor))
             for prefix, owner in module.named_modules()

@@ -84,7 +84,7 @@ class Model:
         are in training mode because the user's model is, an inference model in evaluation mode
         keeps its earlier mode.
         """
-        self._flags = self._flags_now()
+        self._flags = (self.users.training, *self._read_modes())
         users, own = self.users.training, self.module.training
         seen_users, seen_own = self._seen_training
         if users != seen_users and users is self._trained:
@@ -101,16 +101,13 @@ class Model:
             )
         return self._mode, _autocast()
 
-    def _flags_now(self) -> TrainingFlags:
-        return (self.users.training, *self._read_modes())
-
     def is_still(self, before: CallMode) -> bool:
         """Return whether nothing has changed since ``follow_mode()`` returned this.
 
         This is faster than finding out the mode.
         """
-        mode, casts = before
-        return self._flags == self._flags_now() and self._mode == mode and _autocast() == casts
+        flags = (self.users.training, *self._read_modes())
+        return flags == self._flags and before == (self._mode, _autocast())
 
     def _keeps_mode(self) -> bool:
         return not self._trained and self.users.training and not self.module.training
