@@ -135,7 +135,7 @@ def sending(
 ) -> None:
     """Send a signal after those runs of a graph, counted from 1, that are wanted."""
     runs: list[object] = []
-    original = driver._BoundRun.__call__
+    original = driver._PreparedRun.__call__
 
     def interrupted(self: Any, *where: Any) -> Any:
         results = original(self, *where)
@@ -144,7 +144,7 @@ def sending(
             os.kill(os.getpid(), signum)
         return results
 
-    monkeypatch.setattr(driver._BoundRun, "__call__", interrupted)
+    monkeypatch.setattr(driver._PreparedRun, "__call__", interrupted)
 
 
 @pytest.mark.slow

@@ -26,7 +26,7 @@ from . import forks, hooks, injected_faults, wrapping
 from .bound_call import BoundCall, Done
 from .calls import (
     Arguments,
-    Bound,
+    BoundArguments,
     Inputs,
     LastCall,
     Share,
@@ -468,7 +468,7 @@ class Session:
         remember_compiled(variant, self.model.module)
         return variant
 
-    def _for_all_sizes(self, bound: Bound, arguments: Arguments) -> Specialization | None:
+    def _for_all_sizes(self, bound: BoundArguments, arguments: Arguments) -> Specialization | None:
         """Compile one program for all sizes, if only sizes differ from an earlier program's.
 
         Otherwise compile one for these sizes, or return None if that was not tried.
@@ -507,7 +507,7 @@ class Session:
         say("Each size of the inputs needs its own program, because %s", reason)
         return variant
 
-    def _check_kind(self, bound: Bound, arguments: Arguments) -> None:
+    def _check_kind(self, bound: BoundArguments, arguments: Arguments) -> None:
         """Refuse inputs that differ in more than sizes, which no option allows, and those of
         shorter batches, whose micro-batches keep their size.
         """

@@ -147,7 +147,7 @@ class LoopExecutable:
         return emitted == list(result_modes.modes) and all(map(result_modes.of(0).get, emitted))
 
     def _collected(
-        self, runs: Mapping[str, _BoundRun], state: State, batch: Sequence[torch.Tensor]
+        self, runs: Mapping[str, _PreparedRun], state: State, batch: Sequence[torch.Tensor]
     ) -> list[torch.Tensor]:
         program = self._program
         collector = Collector(program, self._modes)
@@ -181,22 +181,22 @@ class LoopExecutable:
         if in_flight:  # in all processes, because the exchange writes to the state until it ends
             _job.current().finish(in_flight, _GRADIENTS)
 
-    def _bind(self, state: State) -> dict[str, _BoundRun]:
+    def _bind(self, state: State) -> dict[str, _PreparedRun]:
         # State tensors keep their identity. The argument lists are therefore made once per State,
         # and made again when weights have changed from which values were prepared.
         bound = state.bound
         if bound is None or bound[0] is not self or bound[1] not in (None, state.writes.count):
             with interrupts.deferred():
                 bound = state.bound = self._bound(state)
-        runs: dict[str, _BoundRun] = bound[2]
+        runs: dict[str, _PreparedRun] = bound[2]
         return runs
 
-    def _bound(self, state: State) -> tuple[object, int | None, dict[str, _BoundRun]]:
+    def _bound(self, state: State) -> tuple[object, int | None, dict[str, _PreparedRun]]:
         state.bound = None  # release old values before new ones are made
         state.writes.restore()
         ready = self._prepared(state)
         runs = {
-            name: _BoundRun(name, function, state, self._plan, self._handed, ready)
+            name: _PreparedRun(name, function, state, self._plan, self._handed, ready)
             for name, function in self._functions.items()
         }
         return self, state.writes.count if self._prepares else None, runs
@@ -206,7 +206,7 @@ class LoopExecutable:
         return {}
 
     def _run(
-        self, run: _BoundRun, state: State, batch: Sequence[torch.Tensor], point: Point
+        self, run: _PreparedRun, state: State, batch: Sequence[torch.Tensor], point: Point
     ) -> Sequence[torch.Tensor]:
         interrupts.check()
         if run.name in self._random:
@@ -228,7 +228,7 @@ class LoopExecutable:
         return [keys.seed(step + at, first + each) for at, each in places]
 
 
-class _BoundRun:
+class _PreparedRun:
     def __init__(
         self,
         name: str,

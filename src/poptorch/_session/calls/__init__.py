@@ -11,12 +11,12 @@ from .short_batches import (
     shares_of,
     unequal_share,
 )
-from .signature import Arguments, Bound, Signature
+from .signature import Arguments, BoundArguments, Signature
 from .varying_sizes import VaryingSizes, shapes_of, why_fixed
 
 __all__ = [
     "Arguments",
-    "Bound",
+    "BoundArguments",
     "CallMoments",
     "Emitted",
     "Indices",

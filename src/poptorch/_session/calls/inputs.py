@@ -22,7 +22,7 @@ from ..._ir.program import State
 from ..._ir.slots import Kind, Slot, narrowed, type_text
 from ..._ir.spec import Spec
 from ..._ir.symbolic import sizes_of
-from .signature import Arguments, Bound, Signature
+from .signature import Arguments, BoundArguments, Signature
 
 _RENEW = (
     "to compile for these inputs, call destroy() on the wrapped model, or wrap the model again",
@@ -45,7 +45,7 @@ class Inputs:
 
     def __init__(
         self,
-        bound: Bound,
+        bound: BoundArguments,
         signature: Signature,
         spec: Spec,
         placeholders: bool = False,
@@ -300,7 +300,7 @@ class Inputs:
         shapes = zip(self.bound.paths, self._dtypes, names, strict=True)
         return ", ".join(f"{path} {type_text(dtype, shape)}" for path, dtype, shape in shapes)
 
-    def _check(self, bound: Bound) -> None:
+    def _check(self, bound: BoundArguments) -> None:
         for (name, expected), (_, got) in zip(self.bound.parts, bound.parts, strict=True):
             difference = nested_values.first_difference(expected, got)
             if difference is not None:

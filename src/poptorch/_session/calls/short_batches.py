@@ -20,7 +20,7 @@ from ..._ir.loops import Loops
 from ..._ir.spec import Spec
 from ...enums import OutputMode
 from .inputs import Inputs
-from .signature import Bound
+from .signature import BoundArguments
 
 _WHOLE = (
     "pass as many rows as in the first call, or leave incomplete batches out: "
@@ -46,7 +46,7 @@ class Share:
             loops = replace(spec.loops, iterations=self.updates)
         return replace(spec, loops=loops, placement=replace(spec.placement, fills=False))
 
-    def parts(self, bound: Bound) -> Iterator[tuple[Bound, int]]:
+    def parts(self, bound: BoundArguments) -> Iterator[tuple[BoundArguments, int]]:
         """Yield the parts of a remainder with micro-batches of one size, and their numbers."""
         starts = [0] * len(bound.tensors)
         for rows, count in self.sizes:
@@ -55,7 +55,7 @@ class Share:
             starts = ends
 
 
-def is_shorter(bound: Bound, usual: Bound) -> bool:
+def is_shorter(bound: BoundArguments, usual: BoundArguments) -> bool:
     """Return whether all tensors of a call have fewer rows than usual, in proportion, and nothing
     else differs.
     """
@@ -74,7 +74,9 @@ def is_shorter(bound: Bound, usual: Bound) -> bool:
     )
 
 
-def shares_of(bound: Bound, usual: Inputs, spec: Spec) -> list[tuple[Share, Bound]]:
+def shares_of(
+    bound: BoundArguments, usual: Inputs, spec: Spec
+) -> list[tuple[Share, BoundArguments]]:
     """Return which program runs which part of a batch; empty if the batch is not such a shorter
     batch.
 
@@ -95,7 +97,7 @@ def shares_of(bound: Bound, usual: Inputs, spec: Spec) -> list[tuple[Share, Boun
     (count,) = counts
     updates, left = divmod(count - short, of_update)
     _check(spec, updates, bool(left or short))
-    result, ends = list[tuple[Share, Bound]](), [updates * of_update * own for own in rows]
+    result, ends = list[tuple[Share, BoundArguments]](), [updates * of_update * own for own in rows]
     if updates:
         result.append((Share(updates), _between(bound, [0] * len(rows), ends)))
     if left or short:
@@ -106,13 +108,13 @@ def shares_of(bound: Bound, usual: Inputs, spec: Spec) -> list[tuple[Share, Boun
     return result
 
 
-def unequal_share(micro_batches: Sequence[Bound]) -> Share:
+def unequal_share(micro_batches: Sequence[BoundArguments]) -> Share:
     """Return the share for an update with micro-batches of these sizes."""
     groups = itertools.groupby(map(rows_of, micro_batches))
     return Share(sizes=tuple((rows, len(list(group))) for rows, group in groups))
 
 
-def rows_of(bound: Bound) -> RowCounts:
+def rows_of(bound: BoundArguments) -> RowCounts:
     return tuple(tensor.shape[0] if tensor.dim() else 0 for tensor in bound.tensors)
 
 
@@ -194,7 +196,7 @@ def _joined(each: Sequence[torch.Tensor], mode: OutputMode, scalar: bool) -> tor
     return total.reshape(each[0].shape)
 
 
-def _between(bound: Bound, starts: Sequence[int], ends: Sequence[int]) -> Bound:
+def _between(bound: BoundArguments, starts: Sequence[int], ends: Sequence[int]) -> BoundArguments:
     tensors = [
         tensor[start:end] if tensor.dim() else tensor
         for tensor, start, end in zip(bound.tensors, starts, ends, strict=True)

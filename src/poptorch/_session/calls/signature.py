@@ -20,7 +20,7 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 
 
 @dataclass(frozen=True, eq=False)
-class Bound:
+class BoundArguments:
     """The arguments of one call, flattened."""
 
     tensors: list[torch.Tensor]
@@ -57,7 +57,7 @@ class Signature:
         self._var_positional = kinds.get(inspect.Parameter.VAR_POSITIONAL)
         self._var_keyword = kinds.get(inspect.Parameter.VAR_KEYWORD)
 
-    def bind(self, arguments: Arguments, like: Bound | None = None) -> Bound:
+    def bind(self, arguments: Arguments, like: BoundArguments | None = None) -> BoundArguments:
         """Match and flatten the arguments of a call. Keys of dicts get the order they have in
         ``like``, the compiled call.
         """
@@ -69,7 +69,9 @@ class Signature:
             own, structure = nested_values.flatten(value, name, known.get(name))
             tensors += own
             parts.append((name, structure))
-        return Bound(tensors, tuple(parts), frozenset(self._parameters.keys() & kwargs.keys()))
+        return BoundArguments(
+            tensors, tuple(parts), frozenset(self._parameters.keys() & kwargs.keys())
+        )
 
     def _match(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         values = dict(zip(self._positional, args, strict=False))
@@ -121,7 +123,7 @@ class Signature:
         return f"({', '.join(map(str, self._parameters.values()))})"
 
     def caller(
-        self, forward: Callable[..., Any], bound: Bound
+        self, forward: Callable[..., Any], bound: BoundArguments
     ) -> Callable[[Sequence[torch.Tensor]], Any]:
         """Return a function that calls forward with the given tensors in place of those in
         ``bound``.
@@ -171,13 +173,13 @@ class Signature:
             raise KeyError(next(iter(rest)))
         return tuple(args), kwargs
 
-    def takes_tensors_alone(self, bound: Bound) -> bool:
+    def takes_tensors_alone(self, bound: BoundArguments) -> bool:
         """Return whether a call that passes only the tensors, in their order, is equal to
         this one.
         """
         return self._equals(bound, (tuple(bound.tensors), {}))
 
-    def names_of_tensors(self, bound: Bound) -> tuple[str, ...]:
+    def names_of_tensors(self, bound: BoundArguments) -> tuple[str, ...]:
         """Return the parameters of the tensors, if a call that passes only the tensors, by name,
         is equal to this one.
         """
@@ -194,7 +196,7 @@ class Signature:
         pairs = zip(names, self._positional, strict=False)
         return len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)))
 
-    def _equals(self, bound: Bound, arguments: Arguments) -> bool:
+    def _equals(self, bound: BoundArguments, arguments: Arguments) -> bool:
         try:
             other = self.bind(arguments)
         except Error:
@@ -204,7 +206,9 @@ class Signature:
             nested_values.first_difference(ours, theirs) for (_, ours), (_, theirs) in pairs
         )
 
-    def given(self, bound: Bound, tensors: Sequence[torch.Tensor] | None = None) -> dict[str, Any]:
+    def given(
+        self, bound: BoundArguments, tensors: Sequence[torch.Tensor] | None = None
+    ) -> dict[str, Any]:
         """Return what ``assemble`` needs for such a call, with its tensors or others."""
         remaining = iter(bound.tensors if tensors is None else tensors)
         values: dict[str, Any] = {}

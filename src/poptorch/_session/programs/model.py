@@ -20,7 +20,7 @@ from ..._data import loader_warnings
 from ..._ir import slots
 from ..._ir.slots import Slot, narrowed
 from ..._ir.spec import OptimSpec, Spec
-from ..calls import Bound, Inputs, Share, Signature
+from ..calls import BoundArguments, Inputs, Share, Signature
 from ..host_changes import ModuleAttributes
 from .model_tensors import Grouping, GroupingRequest, ModelTensors
 
@@ -133,7 +133,7 @@ class Model:
 
     def task(
         self,
-        bound: Bound,
+        bound: BoundArguments,
         spec: Spec,
         placeholders: bool = False,
         share: Share | None = None,

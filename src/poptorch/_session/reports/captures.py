@@ -14,7 +14,7 @@ from ..._ipu_model.estimating import CapturedModel
 from ..._ir.slots import Kind, Slot
 from ..._ir.spec import Spec
 from ..._systems import ChipKind, System
-from ..calls import Bound
+from ..calls import BoundArguments
 from ..programs import Model
 
 
@@ -24,7 +24,7 @@ class Captures:
     Its weights and the arguments may be on the meta device.
     """
 
-    def __init__(self, model: Model, bound: Bound) -> None:
+    def __init__(self, model: Model, bound: BoundArguments) -> None:
         self._model, self._bound = model, bound
         self.rows = max((t.shape[0] for t in bound.tensors if t.dim()), default=1)
         self._made: list[CapturedModel] = []
