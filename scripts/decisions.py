@@ -34,7 +34,7 @@ from helpers.zoo import ROWS, ZOO  # noqa: E402
 from poptorch._base import private  # noqa: E402
 from poptorch._compile import joined_weights  # noqa: E402
 from poptorch._compile.build import training_program  # noqa: E402
-from poptorch._cpu import Inductor, compiler, lowering, product_libraries, writes  # noqa: E402
+from poptorch._cpu import Inductor, compiler, in_place_writes, lowering, product_libraries  # noqa: E402
 from poptorch._ir.block_labels import label_of  # noqa: E402
 from poptorch._ir.indices import preconditions  # noqa: E402
 from poptorch._ir.operators import name_of  # noqa: E402
@@ -96,7 +96,7 @@ def lines_of(plan: Any) -> Iterator[str]:
         _, inputs = lowering.fakes(graph.examples())
         rules = compiler.rules(module.graph)
         made = lowering.lower(module, places, inputs, rules, private.select_decomp_table())
-        writes.place_writes(made.graph)
+        in_place_writes.place_writes(made.graph)
         yield from _graph(f"{name}, compiled", made)
 
 

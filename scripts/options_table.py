@@ -9,9 +9,9 @@ from pathlib import Path
 
 from poptorch._base.source import OURS
 from poptorch.options import Options
+from poptorch.options.option_table import Effect
 from poptorch.options.overview import settings
 from poptorch.options.popart import NO_EFFECT
-from poptorch.options.table import Effect
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "reference" / "options_table.md"

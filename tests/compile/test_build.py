@@ -12,7 +12,7 @@ from helpers.cases import few
 from helpers.wrapping import Scaled, options, training
 from helpers.zoo import ZOO
 from poptorch._base import json_codec
-from poptorch._compile import agreement, helper
+from poptorch._compile import agreement, compiler_processes
 from poptorch._ir import graph_json, slots, verify
 from poptorch._ir.plan import Plan
 from poptorch.backends.reference import Reference
@@ -75,7 +75,7 @@ def test_a_warning_names_a_number_of_replicas_that_differs_from_poprun(
 def read_back(plan: Plan) -> Plan:
     """Return the plan with its graphs as a compiler process reads them."""
     graphs = {
-        name: helper.decoded(json.loads(json.dumps(graph_json.encode(graph))))
+        name: compiler_processes.decoded(json.loads(json.dumps(graph_json.encode(graph))))
         for name, graph in plan.program.graphs.items()
     }
     return replace(plan, program=replace(plan.program, graphs=graphs))

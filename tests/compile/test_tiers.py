@@ -21,7 +21,7 @@ from torch import nn
 import poptorch
 from helpers.closeness import FUNCTION, near
 from helpers.wrapping import Graded, normal, options
-from poptorch._compile import cache, helper, registry, tiers
+from poptorch._compile import cache, compiler_processes, registry, tiers
 from poptorch.backends.reference import Reference
 
 X, Y = normal(8, 4), normal(8, 2, seed=1)
@@ -200,7 +200,12 @@ def test_compiled_graphs_of_other_processes_take_over(
 @pytest.mark.parametrize(
     "holder, name, value, message",
     [
-        (helper, "_CODE", "import sys; sys.exit('g++ is on strike')", "g++ is on strike"),
+        (
+            compiler_processes,
+            "_CODE",
+            "import sys; sys.exit('g++ is on strike')",
+            "g++ is on strike",
+        ),
         (sys, "executable", "/nowhere/python", "/nowhere/python"),
     ],
 )
@@ -234,7 +239,7 @@ def test_compiling_begins_on_an_idle_core_and_ends_with_the_model(
     monkeypatch.setattr(tiers.Cores, "idle", lambda *_: idle[0])
     monkeypatch.setattr(tiers, "SHARE", 1e9)
     monkeypatch.setattr(tiers, "POLL_SECONDS", 600.0)
-    monkeypatch.setattr(helper, "_CODE", "import time; time.sleep(600)")
+    monkeypatch.setattr(compiler_processes, "_CODE", "import time; time.sleep(600)")
     model = training()
     losses_of(model, 1)
     monkeypatch.setattr(tiers.PlanCode, "found", lambda self: looks.append(1) or {})
@@ -260,7 +265,7 @@ def test_where_no_core_is_ever_free_compiling_begins_at_low_priority(
     monkeypatch.setattr(tiers.Cores, "idle", lambda *_: 0.0)
     monkeypatch.setattr(tiers, "SHARE", 1e9)
     monkeypatch.setattr(tiers, "PATIENCE", 0.0)
-    monkeypatch.setattr(helper, "_CODE", "import time; time.sleep(600)")
+    monkeypatch.setattr(compiler_processes, "_CODE", "import time; time.sleep(600)")
     model = training(shown=True)
     losses_of(model, 3)
     process = model._executable._job.processes[0]
@@ -268,7 +273,7 @@ def test_where_no_core_is_ever_free_compiling_begins_at_low_priority(
     model.destroy()
     gc.collect()
 
-    assert nice == helper.LOW
+    assert nice == compiler_processes.LOW
     printed = capsys.readouterr().err
     assert "compiling waits for a free core, at most 0 s" in printed
     assert (
@@ -279,19 +284,19 @@ def test_where_no_core_is_ever_free_compiling_begins_at_low_priority(
 
 @pytest.mark.slow
 def test_a_process_at_low_priority_serves_no_other_program(kept: list[Any]) -> None:
-    process = helper.acquire("inductor")
+    process = compiler_processes.acquire("inductor")
     process.be_nice()
 
-    helper.release([process])
+    compiler_processes.release([process])
 
-    assert not helper._kept
+    assert not compiler_processes._kept
     assert not process.alive
 
 
 @pytest.mark.slow
 def test_a_compiler_process_ends_with_the_one_that_started_it(tmp_path: Path) -> None:
     """However that one ended: nobody holds the other end of the socket any more."""
-    process = helper.CompilerProcess("inductor")
+    process = compiler_processes.CompilerProcess("inductor")
     process.socket.close()
     assert process.process.wait() == -signal.SIGKILL
     process.end()
@@ -314,15 +319,17 @@ while True:
 @pytest.fixture
 def kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     """Processes that answer at once; none is there before or afterwards."""
-    monkeypatch.setattr(helper, "_CODE", REPLYING)
-    monkeypatch.setattr(helper, "_kept", [])
-    yield helper._kept
-    helper.end_kept()
+    monkeypatch.setattr(compiler_processes, "_CODE", REPLYING)
+    monkeypatch.setattr(compiler_processes, "_kept", [])
+    yield compiler_processes._kept
+    compiler_processes.end_kept()
 
 
-def outcomes(process: helper.CompilerProcess, *keys: str) -> dict[str, helper.JobOutcome]:
+def outcomes(
+    process: compiler_processes.CompilerProcess, *keys: str
+) -> dict[str, compiler_processes.JobOutcome]:
     process.submit(dict.fromkeys(keys), cache.Store(Path("nowhere")))
-    answers: dict[str, helper.JobOutcome] = {}
+    answers: dict[str, compiler_processes.JobOutcome] = {}
     while process.busy:
         select.select([process.socket], [], [])
         answers |= process.poll()
@@ -334,28 +341,30 @@ def is_there(pid: int) -> bool:
 
 
 def test_one_process_serves_program_after_program(kept: list[Any]) -> None:
-    process = helper.acquire("b")
+    process = compiler_processes.acquire("b")
     for keys in (["a"], ["b", "c"]):
         answers = outcomes(process, *keys)
-        helper.release([process])
+        compiler_processes.release([process])
 
         assert answers == dict.fromkeys(keys, ("stored", ""))
-        assert helper.acquire("b") is process
-    helper.release([process])
+        assert compiler_processes.acquire("b") is process
+    compiler_processes.release([process])
 
 
 def test_one_of_several_compiler_processes_is_kept_and_the_others_end(kept: list[Any]) -> None:
-    first, other = helper.acquire("b"), helper.acquire("b")
+    first, other = compiler_processes.acquire("b"), compiler_processes.acquire("b")
     outcomes(first, "a")
 
-    helper.release([first, other])
+    compiler_processes.release([first, other])
 
     assert kept == [first]
     assert not is_there(other.process.pid)
 
 
 def test_processes_of_a_job_share_its_graphs(kept: list[Any]) -> None:
-    job = helper.CompileJob(dict.fromkeys("abc"), "b", cache.Store(Path("nowhere")), processes=2)
+    job = compiler_processes.CompileJob(
+        dict.fromkeys("abc"), "b", cache.Store(Path("nowhere")), processes=2
+    )
     at_first = [process.busy for process in job.processes]
 
     job.wait()
@@ -370,14 +379,14 @@ def test_a_compiler_process_that_is_busy_or_ended_is_not_kept(
     kept: list[Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "poptorch:cpp")
-    monkeypatch.setattr(helper, "_CODE", "import time; time.sleep(600)")
-    process = helper.acquire("b")
+    monkeypatch.setattr(compiler_processes, "_CODE", "import time; time.sleep(600)")
+    process = compiler_processes.acquire("b")
     process.submit({"a": None}, cache.Store(Path("nowhere")))
-    helper.release([process])
+    compiler_processes.release([process])
     assert kept == []
     assert not is_there(process.process.pid)
-    monkeypatch.setattr(helper, "_CODE", "import sys; sys.exit('no memory left')")
-    process = helper.acquire("b")
+    monkeypatch.setattr(compiler_processes, "_CODE", "import sys; sys.exit('no memory left')")
+    process = compiler_processes.acquire("b")
     process.process.wait()
     message = "the compiler process ended with status 1: no memory left"
     assert outcomes(process, "a") == {"a": ("failed", message)}
@@ -389,7 +398,7 @@ def test_a_compiler_process_that_is_busy_or_ended_is_not_kept(
 def test_code_that_cannot_be_used_again_is_compiled_again(
     change: str, kept: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    helper.warm("b")
+    compiler_processes.warm("b")
     (process,) = kept
     if change == "environment":
         monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/elsewhere")
@@ -398,7 +407,7 @@ def test_code_that_cannot_be_used_again_is_compiled_again(
         process.process.wait()
     elif change == "of a parent":
         monkeypatch.setattr(process, "owner", os.getppid())
-    another = helper.acquire("c" if change == "backend" else "b")
+    another = compiler_processes.acquire("c" if change == "backend" else "b")
     assert another is not process
     assert outcomes(another, "a") == {"a": ("stored", "")}
     assert is_there(process.process.pid) == (change == "of a parent")
@@ -415,7 +424,7 @@ def test_wrapping_works_if_no_process_can_be_started(
         asked.append(backend)
         raise OSError("no more processes")
 
-    monkeypatch.setattr(helper, "warm", warm)
+    monkeypatch.setattr(compiler_processes, "warm", warm)
     monkeypatch.setattr(tiers._cores, "idle", lambda: 1.0)
     monkeypatch.setattr(cache, "default_store", lambda: cache.Store(tmp_path))
     for backend in ("auto", "reference", "inductor"):  # the last one compiles in this process
@@ -445,8 +454,10 @@ def test_idle_cores_import_the_compiler_ahead(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(helper, "warm", lambda backend: works or Path("/nowhere").stat())
-    monkeypatch.setattr(helper, "is_there", lambda backend: there)
+    monkeypatch.setattr(
+        compiler_processes, "warm", lambda backend: works or Path("/nowhere").stat()
+    )
+    monkeypatch.setattr(compiler_processes, "is_there", lambda backend: there)
     monkeypatch.setattr(tiers._cores, "idle", lambda: idle)
     (tmp_path / ("a.code" if code else "a.popef")).touch()
     assert tiers.prepare(registry.choose(name), cache.Store(tmp_path)) == processes

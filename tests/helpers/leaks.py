@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from helpers.patience import HANGS, eventually
-from poptorch._compile import helper
+from poptorch._compile import compiler_processes
 
 # Python's own helpers, which serve the whole program and end with it.
 _HELPERS = ("multiprocessing.forkserver", "multiprocessing.resource_tracker")
@@ -54,7 +54,7 @@ def end_kept_compiler() -> None:
 
     It ends by itself after some idle minutes, and is then counted as a zombie.
     """
-    helper.end_kept()
+    compiler_processes.end_kept()
 
 
 def still_there(processes: dict[int, str]) -> list[int]:

@@ -14,7 +14,7 @@ from poptorch._ir.spec import Spec
 from poptorch.enums import CommGroupType, ConnectionType, OutputMode
 from poptorch.options import Options, PipelinedExecution, Stage
 from poptorch.options.freeze_options import freeze, resolved_output
-from poptorch.options.table import OF_FIELD, Value
+from poptorch.options.option_table import OF_FIELD, Value
 
 Setter = Callable[[Options, Any], object]
 

@@ -23,8 +23,8 @@ from poptorch.enums import CommGroupType, HalfFloatCastingBehavior, OutputMode
 from poptorch.options import Options, TensorLocationSettings, overview
 from poptorch.options.files import apply_calls, as_calls
 from poptorch.options.freeze_options import freeze, prepare
+from poptorch.options.option_table import IDLE, UNSET, OptionSetting
 from poptorch.options.popart import KEYS
-from poptorch.options.table import IDLE, UNSET, OptionSetting
 
 OFF_CHIP = TensorLocationSettings().useOnChipStorage(False)
 LOCATED = ("Activation", "Weight", "Optimizer", "Accumulator")

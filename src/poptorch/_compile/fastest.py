@@ -32,9 +32,9 @@ from .._ir.program import State
 from .._ir.tensors import Tensors
 from ..backends import Builder, Compiled, Executable
 from ..backends.driver import LoopExecutable, program_report
-from . import helper, registry
+from . import compiler_processes, registry
 from .cache import Choice, choice_key
-from .helper import CompileJob
+from .compiler_processes import CompileJob
 from .plan_code import PlanCode
 
 OTHER = "onnxruntime"
@@ -140,7 +140,7 @@ class Other:
             if not self._job.finished:
                 return False
             outcomes = self._job.outcomes.values()
-            failures = [why for outcome, why in outcomes if outcome != helper.STORED]
+            failures = [why for outcome, why in outcomes if outcome != compiler_processes.STORED]
         found = self._code.found()
         if len(found) == len(self._code.keys):
             self._executable = self._code.builder.assemble(self._code.plan, found, 0.0)

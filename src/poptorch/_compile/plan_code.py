@@ -18,9 +18,9 @@ from .._ir.symbolic import is_symbolic, sizes_of
 from .._ops.written_out import written_out
 from ..backends import Builder, Compiled, Executable, Progress
 from ..backends.reference import Reference
-from . import helper, registry
+from . import compiler_processes, registry
 from .cache import Store, key_of, store_of
-from .helper import CompileJob
+from .compiler_processes import CompileJob
 from .ranges import Ranges
 
 # Estimated seconds of a compilation on the two cores of the reference machine when no other process
@@ -138,10 +138,10 @@ class PlanCode:
         """
         missing = self.missing()
         own = next(iter(missing), None)
-        waits = helper.is_there(self.builder.name, imported=True)
+        waits = compiler_processes.is_there(self.builder.name, imported=True)
         others = {key: graph for key, graph in missing.items() if waits or key != own}
         if not others:
-            helper.end_kept()  # it would only slow down the C++ compiler
+            compiler_processes.end_kept()  # it would only slow down the C++ compiler
             return
         job = CompileJob(others, self.builder.name, self.store, idle + 1 if waits else idle)
         try:

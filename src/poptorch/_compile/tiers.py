@@ -22,10 +22,10 @@ from .._ir.program import State
 from .._ir.symbolic import NotSymbolic
 from ..backends import Backend, Builder, Executable, Progress
 from ..backends.reference import Reference
-from . import fastest, helper
+from . import compiler_processes, fastest
 from .cache import Store
+from .compiler_processes import CompileJob
 from .fallback import WithFallback, warn_of_failure
-from .helper import CompileJob
 from .plan_code import PlanCode, count_of
 
 # The factor on the estimated seconds of a compilation while a run uses the machine, too. The other
@@ -50,10 +50,10 @@ def prepare(backend: Backend, store: Store) -> int:
     idle = _cores.idle()
     if not isinstance(backend, Builder) or not store.is_empty():
         return 0
-    if idle < IDLE and not helper.is_there(backend.name):
+    if idle < IDLE and not compiler_processes.is_there(backend.name):
         return 0
     try:
-        helper.warm(backend.name)
+        compiler_processes.warm(backend.name)
     except OSError as error:  # compiling will have the same problem, and report it
         log.engine.debug("The second process for compiling could not start: %s", error)
         return 0
@@ -250,7 +250,7 @@ class Tiered:
         complete = self._code.has_all(found)
         if not complete and self._job is not None and self._job.finished:
             outcomes = self._job.outcomes.values()
-            failures = [why for outcome, why in outcomes if outcome == helper.FAILED]
+            failures = [why for outcome, why in outcomes if outcome == compiler_processes.FAILED]
             if failures:
                 self._give_up(failures[0])
                 return

@@ -12,8 +12,8 @@ What happens to a graph
    where their conditions hold: ``attention``, ``convolutions`` and ``pooling`` over ``windows``,
    ``digamma``, ``norms`` and ``product_kernels``. Their files say how much time they save in a
    step. ``corrections`` replaces operators for which torch has wrong code or none.
-4. Torch's compiler generates C++ code. ``writes`` puts updates of the state where they save memory,
-   and ``product_kernels`` calls the libraries that ``product_libraries`` has measured.
+4. Torch's compiler generates C++ code. ``in_place_writes`` puts updates of the state where they
+   save memory, and ``product_kernels`` calls the libraries that ``product_libraries`` has measured.
    ``compile_speedups`` replaces functions of torch that take long.
 5. The C++ compiler (``toolchain``) reads the few ``headers`` that the code needs, and
    ``compiled_code`` stores the result. ``joint_kernels`` builds the kernels of code that stays in

@@ -21,6 +21,7 @@ from .compiled_code import code_of, code_with, entry_of
 from .convolutions import Convolutions
 from .corrections import CORRECTIONS
 from .digamma import digamma
+from .in_place_writes import keep_dependencies, place_writes
 from .kernels import Kernel, Kernels, decompositions
 from .lowering import fakes, lower
 from .norms import group_norm, group_norm_backward
@@ -30,15 +31,14 @@ from .product_kernels import choose_library, row_product_and, small_product
 from .refusals import refusing
 from .repeated_layers import Piece, cut
 from .toolchain import explained
-from .writes import keep_dependencies, place_writes
 
 aten = torch.ops.aten
 
 # Random numbers equal those of the reference backend. Layouts stay as traced, because channels-last
 # puts few channels innermost, which cannot be vectorised (the tutorial CNN: 0.97 times the speed of
-# eager with it, 1.29 without). The order also stays as traced, except for ``writes``. If gradients
-# of weights were moved to their first use, they would keep the activations of the whole backward
-# pass (50 MiB instead of 40 for a BERT with 4 layers; 10 instead of 7 for the CNN with 8
+# eager with it, 1.29 without). The order also stays as traced, except for ``in_place_writes``. If
+# gradients of weights were moved to their first use, they would keep the activations of the whole
+# backward pass (50 MiB instead of 40 for a BERT with 4 layers; 10 instead of 7 for the CNN with 8
 # micro-batches of 16, which takes 1.2 times as long).
 SETTINGS: Mapping[str, Any] = {
     "fallback_random": True,

@@ -19,7 +19,7 @@ from .._ir.graph import copied, copy_node, graph_module, placeholder
 from .._ir.operators import Operator, may_view, storage_root
 from .._ir.repeats import Stretch, repetitions
 from ..backends.prepare import write_last
-from .writes import hoist
+from .in_place_writes import hoist
 
 aten = torch.ops.aten
 

@@ -12,7 +12,7 @@ from .._base import env, log
 from .._base.errors import AssertionFailure, Error
 from .._ir.tensors import Tensors
 from ..enums import SharingStrategy
-from . import ring
+from . import buffer_ring
 from .channel import ALL_ROWS, Message, MessageKind
 from .loading_process import LoadingProcess
 from .worker import LoaderSettings
@@ -117,7 +117,7 @@ class Consumer:
 
     def _release(self) -> None:
         if self._poisons:
-            ring.poison(self._current)
+            buffer_ring.poison(self._current)
         self._current = []
 
     def _restart(self) -> None:
@@ -160,7 +160,7 @@ class Consumer:
             ),
         )
 
-    def _announcement(self) -> tuple[ring.Form, list[Tensors]]:
+    def _announcement(self) -> tuple[buffer_ring.Form, list[Tensors]]:
         message = self._message()
         if message.kind is MessageKind.FAILED:
             log.python.error("The loading process could not start:\n%s", message.text)
@@ -174,7 +174,7 @@ class Consumer:
         except EOFError:
             raise _not_started(self._process.describe_end(), _SYNC) from None
         try:
-            return ring.attach(file, message.rows)
+            return buffer_ring.attach(file, message.rows)
         finally:
             os.close(file)
 

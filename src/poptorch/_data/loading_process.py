@@ -25,8 +25,8 @@ from .._base import log, nested_values
 from .._base.processes import is_running
 from ..enums import SharingStrategy
 from . import worker
+from .buffer_ring import aligned
 from .channel import Connection, MessageKind
-from .ring import aligned
 
 PATIENCE = 10.0  # seconds between the steps of ending a process: ask, interrupt, kill
 

@@ -25,7 +25,7 @@ from .._base import nested_values
 from .._base.errors import Error
 from .._base.processes import is_running
 from .._ir.tensors import Tensors
-from . import ring
+from . import buffer_ring
 from .channel import Connection, MessageKind
 
 Contents = tuple[
@@ -134,7 +134,7 @@ class _Worker:
         self._workers: set[int] = set()  # torch's workers
         self._iterations = 0  # number of iterations that were started
         self._first_order: int | None = None  # of a loader that shuffles for several processes
-        self._form: ring.Form
+        self._form: buffer_ring.Form
         self._slots: list[Tensors]
 
     def run(self, load: Callable[[], Contents]) -> None:
@@ -171,14 +171,14 @@ class _Worker:
         first = next(self._iterator, _NOTHING)
         if first is _NOTHING:
             raise Error("The Dataset is empty", fix="add at least one element to the data set")
-        self._form = ring.Form.of(first)
+        self._form = buffer_ring.Form.of(first)
         tensors = self._form.split(first)
         specs = [(tuple(tensor.shape), tensor.dtype) for tensor in tensors]
         size = self._settings.rebatched
         if size is not None:
-            ring.common_rows(tensors)
+            buffer_ring.common_rows(tensors)
             specs = [((size, *shape[1:]), dtype) for shape, dtype in specs]
-        file, end, self._slots = ring.create(self._form, specs, self._settings.slots)
+        file, end, self._slots = buffer_ring.create(self._form, specs, self._settings.slots)
         self._channel.send(MessageKind.READY, rows=end)
         self._channel.send_file(file)
         os.close(file)
@@ -207,10 +207,10 @@ class _Worker:
         rebatched, goes_on, before = self._settings.rebatched, False, self._published
         try:
             if rebatched is None:
-                filled = ring.fill_whole(elements, self._claim)
+                filled = buffer_ring.fill_whole(elements, self._claim)
             else:
                 drop_last = self._settings.drop_last
-                filled = ring.fill_packed(elements, self._claim, rebatched, drop_last)
+                filled = buffer_ring.fill_packed(elements, self._claim, rebatched, drop_last)
             for rows in filled:
                 slot = self._published % self._settings.slots
                 self._published += 1

@@ -25,7 +25,7 @@ from .._ir.symbolic import computes_size
 from .._ops import streams
 from .._ops.effects import is_effect
 from .._ops.exchanges import exchange
-from . import carried, totals
+from . import carried_buffers, lane_sums
 from .batched import (
     RULES,
     BatchedCall,
@@ -37,8 +37,8 @@ from .batched import (
     sum_dtype,
     with_rank,
 )
-from .carried import Chain, reads
-from .demand import Demand
+from .carried_buffers import Chain, reads
+from .lane_demand import Demand
 from .recorder import GraphRecorder
 from .size_nodes import SIZES
 from .sized_rules import sized
@@ -170,7 +170,7 @@ class _Vectorizer:
             return self._shared(node)
         if is_effect(node):
             raise NotVectorisable("it runs one micro-batch at a time, in order")
-        statistic = carried.running_statistic(node)
+        statistic = carried_buffers.running_statistic(node)
         if statistic is not None:
             share: Any = statistic[0].args[6]
             batch = self._value(statistic[0])[node.args[1]]
@@ -180,7 +180,9 @@ class _Vectorizer:
         call = self._call(node)
         if draws(node) and node.target not in RULES:
             return drawn(call, self._draws[node])
-        folded = None if node in self._demand.unfolded else totals.folded(node, self._demand.varies)
+        folded = (
+            None if node in self._demand.unfolded else lane_sums.folded(node, self._demand.varies)
+        )
         if folded is not None:
             return self._folded(call, folded)
         found = sized(call)
@@ -188,7 +190,7 @@ class _Vectorizer:
 
     def _folded(self, call: BatchedCall, entry: RowsRule) -> Any:
         """Return the results of an operator, some of which are sums over lanes."""
-        both = totals.divided(call, entry)
+        both = lane_sums.divided(call, entry)
         if both is None:
             return entry(call)
         rows, sums = both
@@ -290,13 +292,13 @@ class _Vectorizer:
         chain = self._demand.chains.get(node)
         if chain is not None:
             form = self._form(chain)
-            seen = carried.before_each(self._old(node), form, self._sequence(slot))
+            seen = carried_buffers.before_each(self._old(node), form, self._sequence(slot))
             return seen.to(slot.dtype)
         if node in self._demand.varying and slot.kind is not Kind.BATCH:  # the replica's number
             return own + (torch.arange(self._count) % self._lanes.replicas).to(own.dtype)
         return own
 
-    def _form(self, chain: Chain) -> carried.Affine:
+    def _form(self, chain: Chain) -> carried_buffers.Affine:
         if chain in self._open:
             raise NotVectorisable(f"{chain.name} depends on its previous value")
         self._open.append(chain)
@@ -308,10 +310,10 @@ class _Vectorizer:
     def _operand(self, node: fx.Node, rank: int, at: Any) -> torch.Tensor:
         value = self._value(node) if at is None else self._value(node)[at]
         value = value if node in self._demand.varying else value[None]
-        return with_rank(carried.widened(value), rank, value.shape[:1])
+        return with_rank(carried_buffers.widened(value), rank, value.shape[:1])
 
     def _old(self, node: fx.Node) -> torch.Tensor:
-        own = carried.widened(self._inputs[node])
+        own = carried_buffers.widened(self._inputs[node])
         return own if self._evolves(self._demand.slots[node]) else own[None]
 
     def _sequence(self, slot: Slot) -> Lanes:
@@ -334,16 +336,16 @@ class _Vectorizer:
             return self._value(node).to(dtype) * self._count
         if node in self._demand.with_lanes or not self._demand.pushes(node):
             return self._value(node).sum(0, dtype=dtype)
-        if totals.sum_of(node, self._demand.varies):
+        if lane_sums.sum_of(node, self._demand.varies):
             source, at = node.all_input_nodes[0], node.args[1]
             value = self._value(source)[at]
             return value.sum(0, dtype=dtype) if source in self._demand.unfolded else value
-        contraction = totals.contraction(node, self._demand.varies)
+        contraction = lane_sums.contraction(node, self._demand.varies)
         if contraction is not None:
             call = self._call(node)
         else:
-            linear = totals.linear_in(node, self._demand.varies)
-            summed = reads(node) if totals.in_all(node) else linear
+            linear = lane_sums.linear_in(node, self._demand.varies)
+            summed = reads(node) if lane_sums.in_all(node) else linear
             values = {n: self._total(n) if n in summed else self._value(n) for n in reads(node)}
             call = BatchedCall(node, values, self._demand.varies, self._count)
         call = call if dtype is node.meta["val"].dtype else call.widened()
@@ -359,7 +361,7 @@ class _Vectorizer:
         (old,) = (each for each, own in self._demand.slots.items() if own.key == slot.key)
         self._recorder.like = node
         form = self._form(self._demand.chains[old])
-        after = carried.after_all(self._old(old), form, self._sequence(slot)).to(slot.dtype)
+        after = carried_buffers.after_all(self._old(old), form, self._sequence(slot)).to(slot.dtype)
         return after if self._evolves(slot) else after[0]
 
 

@@ -16,8 +16,8 @@ import torch
 
 import poptorch
 
+from ..options.option_table import IDLE, RESULTS, OptionRow
 from ..options.overview import settings
-from ..options.table import IDLE, RESULTS, OptionRow
 
 CLASSES = {
     "loop": "become loops",

@@ -3,7 +3,7 @@ stage.
 """
 
 from .balance import ChipShare, balance, cut_at, find_units
-from .early import early
+from .early_gradients import early
 from .place import check_batches, log_layout, place
 from .split import split, split_update, update_homes
 from .streaming import find_streaming

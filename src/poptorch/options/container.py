@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Self
 
 from .._base.errors import AssertionFailure, InvalidAttribute
-from . import table
-from .table import deprecated, expect, show, show_pairs
+from . import option_table
+from .option_table import deprecated, expect, show, show_pairs
 
 
 class Container:
@@ -29,11 +29,11 @@ class Container:
     _declared: dict[str, Any]  # defaults of values without a row
 
     def __init__(self, **defaults: Any) -> None:
-        vars(self).update(table.defaults(type(self), table.Private))
+        vars(self).update(option_table.defaults(type(self), option_table.Private))
         # Plain dictionaries can be pickled, and reading from them does not use the rules for
         # attributes.
         vars(self)["_declared"] = copy.deepcopy(defaults)
-        vars(self)["_values"] = table.defaults(type(self)) | defaults
+        vars(self)["_values"] = option_table.defaults(type(self)) | defaults
 
     def _freeze(self, frozen: bool = True) -> None:
         """Forbid writes to this object and to every group nested in it, or allow them again."""
@@ -171,11 +171,11 @@ class Container:
         """Return the values that differ from the defaults: first in the order of the rows, then
         other values, sorted.
         """
-        rows = [value for row in table.rows_of(type(self)) for value in row.values]
-        own = [value for value in rows if not isinstance(value, table.PopartKey)]
+        rows = [value for row in option_table.rows_of(type(self)) for value in row.values]
+        own = [value for value in rows if not isinstance(value, option_table.PopartKey)]
         changed = {value.name: value.read(self) for value in own if value.changed(self)}
         for name in sorted(self._values.keys() - {value.name for value in own}):
-            if show(self._values[name]) != show(self._declared.get(name, table.UNSET)):
+            if show(self._values[name]) != show(self._declared.get(name, option_table.UNSET)):
                 changed[name] = self._values[name]
         return changed
 

@@ -7,7 +7,7 @@ from typing import Any, Self
 from .._base import env, log
 from .._base.errors import InvalidValue
 from .container import Container
-from .table import LOGS, OF_FIELD, RULES, Value, expect, option, row
+from .option_table import LOGS, OF_FIELD, RULES, Value, expect, option, row
 
 # The variables of OpenMPI, which PopTorch read, and of torchrun.
 _LAUNCHERS = (("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"), ("WORLD_SIZE", "RANK"))

@@ -16,8 +16,8 @@ import torch
 from .. import enums
 from .._base.errors import InvalidAttribute, InvalidValue
 from . import locations, strategies
+from .option_table import OptionSetting, PopartKey, Private, Value, show
 from .overview import settings
-from .table import OptionSetting, PopartKey, Private, Value, show
 
 _PRIVATE_GROUPS = ("_Popart", "_popart")
 _MODULES = ("poptorch", "torch")

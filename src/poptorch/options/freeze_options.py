@@ -15,11 +15,11 @@ from .._ir.spec import Spec
 from ..enums import ConnectionType, MeanReductionStrategy, OutputMode
 from .distributed import data_share, replicas
 from .locations import freeze_locations
+from .option_table import UNSET, show
 from .options import Options, grouping_problem
 from .overview import report_idle, settings
 from .popart import WANTS_REPORT, validate_popart
 from .strategies import PipelinedExecution
-from .table import UNSET, show
 
 STAGED = "staged"  # the backend that runs stages one by one, in one process or several
 MODEL_VERSIONS = {"ipu1": 1, "ipu2": 2, "ipu21": 21}

@@ -11,8 +11,7 @@ from .._base.errors import AssertionFailure, InvalidValue
 from .._base.keywords import also_called
 from ..enums import HalfFloatCastingBehavior, MeanReductionStrategy, ReductionType
 from .container import Container
-from .popart import _PopartOptions, mean_or_sum
-from .table import (
+from .option_table import (
     ESTIMATES,
     HINT,
     MISSING,
@@ -27,6 +26,7 @@ from .table import (
     option,
     row,
 )
+from .popart import _PopartOptions, mean_or_sum
 
 _AUTOCAST_RULES = ("fp16", "fp32", "promote", "demote")
 

@@ -12,9 +12,9 @@ from torch.optim import Optimizer
 from .._base import log
 from .._base.errors import Error, InvalidType, InvalidValue
 from ..enums import OutputMode
+from .option_table import deprecated
 from .options import Options
 from .strategies import PipelinedExecution
-from .table import deprecated
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 _COUNTS = ("device_iterations", "gradient_accumulation", "replication_factor")

@@ -11,7 +11,7 @@ from .._base.errors import AssertionFailure
 from .._ir.spec import Location, Locations
 from .container import Container
 from .distributed import data_share, replicas
-from .table import ESTIMATES, RULES, Method, expect, option
+from .option_table import ESTIMATES, RULES, Method, expect, option
 
 
 class TensorLocationSettings(Container):

@@ -22,11 +22,7 @@ from .distributed import _DistributedOptions
 from .files import apply_calls, apply_json
 from .groups import _JitOptions, _PrecisionOptions, _TrainingOptions
 from .locations import _TensorLocationOptions
-from .overview import GROUPS, changes, idle
-from .popart import _PopartOptions
-from .progress import CompilationProgressBar
-from .strategies import PipelinedExecution, ShardedExecution, _IExecutionStrategy
-from .table import (
+from .option_table import (
     ESTIMATES,
     HINT,
     LOGS,
@@ -42,6 +38,10 @@ from .table import (
     option,
     row,
 )
+from .overview import GROUPS, changes, idle
+from .popart import _PopartOptions
+from .progress import CompilationProgressBar
+from .strategies import PipelinedExecution, ShardedExecution, _IExecutionStrategy
 
 REACTIONS = ("warn", "error", "off")
 PROFILING_KEYS = ("autoReport.all", "autoReport.directory", "debug.allowOutOfMemory")

@@ -6,8 +6,8 @@ import json
 from typing import Any
 
 from .._base import env, log
+from .option_table import IDLE, MISSING, Effect, OptionSetting, PopartKey, rows_of
 from .popart import REPORT_KEYS, key_rows
-from .table import IDLE, MISSING, Effect, OptionSetting, PopartKey, rows_of
 
 GROUPS = ("Training", "Precision", "Distributed", "TensorLocations", "Jit")
 _reported: set[str] = set()

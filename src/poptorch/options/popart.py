@@ -17,7 +17,7 @@ from .._base import log
 from .._base.errors import Error, InvalidValue
 from ..enums import MeanReductionStrategy, ReductionType
 from .container import Container
-from .table import (
+from .option_table import (
     HINT,
     MISSING,
     RESULTS,

@@ -9,7 +9,7 @@ from .._base import log
 from .._base.errors import AssertionFailure
 from .._ir.spec import NamedStage, Placement, Strategy
 from ..enums import AutoStage, Liveness
-from .table import expect
+from .option_table import expect
 
 _WHAT = "stages and phases must either be block IDs (strings) or Stages"
 

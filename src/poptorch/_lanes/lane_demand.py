@@ -13,8 +13,8 @@ from .._ir.operators import acts, draws
 from .._ir.plan import RESULTS
 from .._ir.slots import Kind
 from .._ops.exchanges import exchange
-from . import totals
-from .carried import Chain, reads
+from . import lane_sums
+from .carried_buffers import Chain, reads
 
 _CARRIED = (Kind.PARAM, Kind.BUFFER, Kind.CONSTANT)
 
@@ -72,25 +72,25 @@ class Demand:
             if node in self.summed and node not in self.with_lanes and not self.pushes(node):
                 self.with_lanes.add(node)
             if node in self.with_lanes:
-                if totals.sum_of(node, self.varies):
+                if lane_sums.sum_of(node, self.varies):
                     self.unfolded.add(node.all_input_nodes[0])
                 self.with_lanes.update(reads(node))
             elif node in self.summed:
                 self._add_sum(node)
 
     def _add_sum(self, node: fx.Node) -> None:
-        if totals.sum_of(node, self.varies) or totals.contraction(node, self.varies):
+        if lane_sums.sum_of(node, self.varies) or lane_sums.contraction(node, self.varies):
             self.with_lanes.update(reads(node))
         else:
-            self.summed.update(totals.linear_in(node, self.varies))
+            self.summed.update(lane_sums.linear_in(node, self.varies))
 
     def pushes(self, node: fx.Node) -> bool:
         """Return whether a sum over lanes can be computed inside products or other sums."""
         if node not in self._pushed:
-            linear = totals.linear_in(node, self.varies)
+            linear = lane_sums.linear_in(node, self.varies)
             self._pushed[node] = bool(
-                totals.sum_of(node, self.varies)
-                or totals.contraction(node, self.varies)
+                lane_sums.sum_of(node, self.varies)
+                or lane_sums.contraction(node, self.varies)
                 or (linear and all(map(self.pushes, linear)))
             )
         return self._pushed[node]

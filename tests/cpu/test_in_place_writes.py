@@ -5,8 +5,8 @@ import torch
 from torch import fx
 
 from helpers.compiled_graphs import Step, Tensors, check, graph
+from poptorch._cpu.in_place_writes import place_writes
 from poptorch._cpu.lowering import fakes, lower
-from poptorch._cpu.writes import place_writes
 
 aten = torch.ops.aten
 
