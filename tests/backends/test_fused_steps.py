@@ -110,8 +110,8 @@ def is_taken(module: fx.GraphModule) -> bool:
             (
                 {},
                 {"descent": 0.0, "shrink": 1.0},
-                {"first_share": 0.0},
-                {"second_share": 0.0},
+                {"first_share": 1.0},
+                {"first_share": 1e-16},
                 {"eps": 0.0},
             ),
         ),

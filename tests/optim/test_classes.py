@@ -197,6 +197,17 @@ def test_nesterov_needs_momentum(weight: nn.Parameter) -> None:
         optim.SGD([weight], lr=0.1, nesterov=True)
 
 
+@pytest.mark.parametrize("betas", [(1.0, 0.9), (0.9, 1.0), (-0.1, 0.9), (0.9, float("nan"))])
+@pytest.mark.parametrize("cls", [optim.Adam, optim.AdamW, optim.LAMB])
+def test_a_beta_is_at_least_0_and_less_than_1(
+    cls: Class, betas: tuple[float, float], weight: nn.Parameter
+) -> None:
+    with pytest.raises(ValueError, match="at least 0 and less than 1") as caught:
+        cls([weight], betas=betas)
+
+    assert str(betas) in str(caught.value)
+
+
 def test_passed_arguments_are_variable_and_defaults_are_constant(weight: nn.Parameter) -> None:
     attributes = optim.Adam([weight], eps=1e-8, loss_scaling=1.0).variable_attrs
 

@@ -1,8 +1,9 @@
 """Attach, detach and destroy; connections, synthetic data, and processes that fork."""
 
 import copy
+import gc
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,36 @@ def test_a_default_device_of_the_caller_changes_nothing(method: str) -> None:
     expected(X, Y)
 
     torch.testing.assert_close(model.state_dict(), eager_model.state_dict(), rtol=0, atol=0)
+
+
+@pytest.fixture
+def collections() -> Iterator[list[int]]:
+    """Return the generations that are collected from now on, with Python's usual thresholds."""
+    found: list[int] = []
+    before = gc.get_threshold()
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        if phase == "start":
+            found.append(info["generation"])
+
+    gc.collect()
+    gc.set_threshold(700, 10, 10)
+    gc.callbacks.append(note)
+    yield found
+    gc.callbacks.remove(note)
+    gc.set_threshold(*before)
+
+
+def test_garbage_is_collected_after_a_compilation_and_not_during_it(collections: list[int]) -> None:
+    """Also while the optimizer's step is traced, which precedes the passes."""
+    model = Net(4, 2)
+    optimizer = torch.optim.NAdam(model.parameters())
+    executor = poptorch.trainingModel(model, options(), optimizer)
+    collections.clear()
+
+    executor.compile(X, Y)
+
+    assert len(collections) <= 1
 
 
 def with_a_layer() -> Calling:

@@ -58,11 +58,10 @@ class Numbers(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        kwargs = dict(kwargs or {})
         name = getattr(func, "__name__", "")
         if self._is_plain_question(func, name, args):
-            return func(*args, **kwargs)
-        args, kwargs = self._of_run(func, args, kwargs)
+            return func(*args, **(kwargs or {}))
+        args, kwargs = self._of_run(func, args, dict(kwargs or {}))
         if func in TRUTHS:
             return self._truth(args[0])
         if func in ITEMS and isinstance(args[0], Tensor) and args[0].dim() == 0:
@@ -128,21 +127,22 @@ class Numbers(TorchFunctionMode):
     # Computations.
 
     def _compute(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        scaled = name.rstrip("_") in SCALED and bool(tensors_in(kwargs))
-        numbers = scaled or any(map(is_number, tensors_in((args, kwargs))))
+        given = tensors_in((args, kwargs))
+        scaled = bool(kwargs) and name.rstrip("_") in SCALED and bool(tensors_in(kwargs))
+        numbers = scaled or any(map(is_number, given))
         if numbers and is_number(args[0]) and name.endswith("_") and not name.endswith("__"):
             # Python numbers do not change in place: ``x += 1`` makes a new number.
             name = name[:-1]
             func = getattr(Tensor, name)
         known = self.origins.name(title_of(func), args, kwargs)
         if numbers:
-            return self._with_numbers(func, name, args, kwargs, known)
+            return self._with_numbers(func, name, args, kwargs, known, given)
 
         def compute() -> Any:
             return self._arithmetic.call(func, args, kwargs)
 
         return self.origins.note(
-            func, args, kwargs, known, self._once(known, args, kwargs, compute)
+            func, args, kwargs, known, self._once(known, args, kwargs, compute), given
         )
 
     def _once(
@@ -163,8 +163,8 @@ class Numbers(TorchFunctionMode):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         known: Identifier,
+        given: list[Tensor],
     ) -> Any:
-        given = tensors_in((args, kwargs))
         if all(map(is_number, given)):
             return self._of_numbers(func, args, kwargs, known)
         if func in FILLING:
@@ -174,7 +174,7 @@ class Numbers(TorchFunctionMode):
             return self._arithmetic.mixed(func, name, args, dict(kwargs), given)
 
         return self.origins.note(
-            func, args, kwargs, known, self._once(known, args, kwargs, compute)
+            func, args, kwargs, known, self._once(known, args, kwargs, compute), given
         )
 
     def _of_numbers(

@@ -115,6 +115,12 @@ class _Discovery:
         self.mode = self.choices.mode
         self.origins = self.mode.origins
         self.params = _trained(spec, self.own)
+        self._groups = {
+            param.path: of_group(at)
+            for at, group in enumerate(self.own.groups)
+            for param in group.params
+            if param.path
+        }
         self.initial: dict[StatePlace, complex] = {}
         self.leaves: dict[StatePlace, Leaf] = {}
         self.there: set[StatePlace] = set()  # state that exists before the first step
@@ -148,12 +154,13 @@ class _Discovery:
             same = self.origins.identifier
             alike = self.own.views == self.own.first_views or not self.there
             alike &= all(same(first[key]) == same(later[key]) for key in later)
+            complete = all(place in self.initial for place in self.leaves)
+            differs = not (alike and complete)
             kinds = self._kinds(first, later)
-            examples = self._examples(kinds, first, later)
+            examples = self._examples(kinds, first if differs else None, later)
         self._warn()
-        complete = all(place in self.initial for place in self.leaves)
         self.own = replace(self.own, signatures=self._signatures(kinds), examples=examples)
-        return self._spec(not (alike and complete))
+        return self._spec(differs)
 
     def _warn(self) -> None:
         for line, name in self.choices.raised.items():
@@ -195,41 +202,42 @@ class _Discovery:
     def _examples(
         self,
         kinds: Mapping[str, _WeightKind],
-        first: Mapping[str, Tensor],
+        first: Mapping[str, Tensor] | None,
         later: Mapping[str, Tensor],
     ) -> dict[str, str]:
         """Return for each weight an example of its kind, if a step on the examples alone updates
         them in the same way.
+
+        ``first``: the results of a first step that differs from later ones.
         """
         of_kind: dict[_WeightKind, str] = {}
         examples = {path: of_kind.setdefault(kind, path) for path, kind in kinds.items()}
         alone = all(kind.alone for kind in kinds.values()) and not self.own.views
         if not alone or len(of_kind) == len(examples):
             return {}
-        runs = self._runs_of(examples)
-        same = self.origins.identifier
-        for results, whole in zip(runs, (first, later), strict=False):
-            if any(key not in whole or same(v) != same(whole[key]) for key, v in results.items()):
-                return {}
-        return examples if runs else {}
+        found = all(
+            whole is None or self._is_same_alone(whole, examples, whole is first)
+            for whole in (first, later)
+        )
+        return examples if found else {}
 
-    def _runs_of(self, examples: Mapping[str, str]) -> list[dict[str, Tensor]]:
-        """Return what a first and a later step compute if there are only the examples."""
+    def _is_same_alone(
+        self, whole: Mapping[str, Tensor], examples: Mapping[str, str], is_first: bool
+    ) -> bool:
+        """Return whether a step computes the same if there are only the examples."""
         kept = self.known, self.leaves, self.layouts, self.initial, self.own
         self.known = replace(self.known, changing={*self.known.changing}, read={*self.known.read})
         self.leaves, self.layouts, self.initial = ({**each} for each in kept[1:4])
         self.own = replace(self.own, examples=examples).of_examples()
-        few = {*examples.values()}
+        few, same = {*examples.values()}, self.origins.identifier
         try:
-            return [
-                self.choices.results(lambda first=first: self._run(first, few))  # type: ignore[misc]
-                for first in (True, False)
-            ]
+            results = self.choices.results(lambda: self._run(is_first, few))
         except Exception as error:  # an error in the user's code, which may need all weights
             log.engine.debug("Without some weights the optimizer's step fails: %s", error)
-            return []
+            return False
         finally:
             self.known, self.leaves, self.layouts, self.initial, self.own = kept
+        return all(key in whole and same(v) == same(whole[key]) for key, v in results.items())
 
     def _signatures(self, kinds: Mapping[str, _WeightKind]) -> dict[str, str]:
         """Return for each weight a text that is equal for weights that are updated in the
@@ -326,10 +334,7 @@ class _Discovery:
         return self.origins.enter(value, label, source)
 
     def _group_of(self, path: str) -> str:
-        for at, group in enumerate(self.own.groups):
-            if any(param.path == path for param in group.params):
-                return of_group(at)
-        return ""
+        return self._groups.get(path, "")
 
     def _inputs(self, first: bool, trained: Collection[str]) -> StepTensors:
         inputs = StepTensors(origins=self.origins, hosts=self.mode.hosts)

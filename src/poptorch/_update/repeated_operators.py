@@ -36,7 +36,7 @@ class Repeats:
         self._mode, self._wholes = mode, wholes
         self._outcomes: dict[int, _Outcome | None] = {}  # None if it must be computed each time
         self._cls = private.optional("FakeTensor")
-        self._undisturbed = private.optional("disable_current_modes")
+        self._undisturbed = private.optional("DisableTorchDispatch")
 
     def __call__(
         self,

@@ -17,6 +17,8 @@ from torch import Tensor
 from .._base import private
 
 _SEQUENCES = (list, tuple)
+# Most arguments of operators are tensors or of these types, which are recognised first.
+_ATOMS = frozenset({int, float, bool, str, type(None), torch.dtype, torch.device})
 
 
 class Geometry(NamedTuple):
@@ -74,6 +76,8 @@ def tensors_in(value: Any) -> list[Tensor]:
 
 
 def _collect(value: Any, found: list[Tensor]) -> None:
+    if type(value) in _ATOMS:
+        return
     if isinstance(value, Tensor):
         found.append(value)
     elif isinstance(value, _SEQUENCES):

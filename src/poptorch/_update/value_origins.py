@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from .known_functions import COPIES, FILLING, MADE_OF_NOTHING, UNSET, title_of
@@ -18,7 +19,9 @@ ValueSource = tuple[str, str]  # what a value depends on: role and key
 ValueSources = frozenset[ValueSource]
 HYPER, NUMBER, WEIGHT = "hyper", "number", "weight"  # roles
 _NOTHING: ValueSources = frozenset()
-_AS_IT_IS, _INEXACT, _SEQUENCES = (str, Geometry), (float, complex), (list, tuple)
+# The usual types of arguments, which are recognised without a look at their base classes.
+_AS_IT_IS, _SEQUENCES = frozenset({str, Geometry}), frozenset({list, tuple})
+_EXACT, _INEXACT = frozenset({int, bool, type(None), torch.dtype}), frozenset({float, complex})
 
 
 class Identifier(NamedTuple):
@@ -85,8 +88,7 @@ class Origins:
 
     def identifier(self, value: Any) -> Identifier:
         """Return the identifier of a value."""
-        with unobserved():
-            return self.name(value)
+        return self.name(value)
 
     # Computations.
 
@@ -106,8 +108,19 @@ class Origins:
         self._sources[place_of(made)] = self.sources(before)
         return made
 
-    def note(self, func: Any, args: Any, kwargs: Any, known: Identifier, result: Any) -> Any:
-        """Give results identifiers and sources. Tensors that were written to get new ones."""
+    def note(
+        self,
+        func: Any,
+        args: Any,
+        kwargs: Any,
+        known: Identifier,
+        result: Any,
+        given: list[Tensor] | None = None,
+    ) -> Any:
+        """Give results identifiers and sources. Tensors that were written to get new ones.
+
+        ``given``: the tensors among the arguments, if the caller has found them.
+        """
         title = title_of(func)
         written = title.endswith("_") and not title.endswith("__")
         written |= title.startswith("__i") or title in ("__setitem__", "__set__")
@@ -117,7 +130,7 @@ class Origins:
         if "out" in kwargs:
             outputs += tensors_in(kwargs["out"])
             written = True
-        before = self.sources((args, kwargs))
+        before = self.sources((args, kwargs) if given is None else given)
         for at, each in enumerate(outputs):
             place = place_of(each)
             if place in self._contents and not written:
@@ -167,7 +180,8 @@ class Origins:
         its arguments.
         """
         weights: list[str] = []
-        form: Any = tuple([self._form(part, weights) for part in parts])
+        with unobserved():
+            form: Any = self._form(parts, weights)
         several = len(weights) > 1 and len(set(weights)) > 1
         if several:
             form = *form, ("weights", *weights)
@@ -181,22 +195,30 @@ class Origins:
         """Return how a value is computed, without the names of weights, which are appended
         to a list.
         """
+        kind = type(value)
+        if kind in _AS_IT_IS:
+            return value
+        if kind in _SEQUENCES:
+            return tuple([self._form(each, weights) for each in value])
+        if kind in _EXACT:
+            return kind.__name__, value
+        if kind in _INEXACT:
+            return f"number {value!r}"  # the sign of a zero matters, too
         if isinstance(value, Tensor):
             place = place_of(value)
-            if place not in self._contents:
+            known = self._contents.get(place)
+            if known is None:
                 self.keep(value)
-                self._contents[place] = self.name("foreign", id(value))
-            return "tensor", self._form(self._contents[place], weights), geometry_of(value)
-        if isinstance(value, Identifier):
+                known = self._contents[place] = self.name("foreign", id(value))
+            return "tensor", self._form(known, weights), geometry_of(value)
+        if kind is Identifier:
             if value.weight:
                 weights.append(value.weight)
             return Identifier(value.number)
-        if isinstance(value, _AS_IT_IS):
-            return value
-        if isinstance(value, _INEXACT):
-            return f"number {value!r}"  # the sign of a zero matters, too
-        if isinstance(value, _SEQUENCES):
+        if isinstance(value, list | tuple):
             return tuple([self._form(each, weights) for each in value])
+        if isinstance(value, float | complex):
+            return f"number {value!r}"
         if isinstance(value, dict):
             return tuple([(key, self._form(each, weights)) for key, each in value.items()])
         try:

@@ -197,6 +197,9 @@ def adam_step(
     quotient of the moments, and the factor of the old weight.
     """
     numbers = first_share, second_share, factor, eps, descent, shrink = [*map(float, scalars)]
+    # Torch's kernel divides by 1 - beta ** step.
+    assert 0 < first_share <= 1, "the first beta must be at least 0 and less than 1"
+    assert 0 < second_share <= 1, "the second beta must be at least 0 and less than 1"
     rows = zip(weights, gradients, firsts, seconds, strict=True)
     # One weight at a time, so that its float32 copy stays in the caches.
     if weights[0].dtype is not torch.float32:
@@ -204,12 +207,6 @@ def adam_step(
             wide = weight.float()
             adam_step([wide], [gradient.float()], [first], [second], *numbers)
             weight.copy_(wide)
-        return
-    if not (0 < first_share <= 1 and 0 < second_share <= 1):  # torch's kernel refuses a beta of 1
-        for weight, gradient, first, second in rows:
-            first.add_(gradient - first, alpha=first_share)
-            second.add_(gradient * gradient - second, alpha=second_share)
-            weight.mul_(shrink).addcdiv_(first, second.sqrt() * factor + eps, value=descent)
         return
     rate = -descent / factor  # the quotient, reduced by the root's factor
     _kernel(_ADAM[0])(

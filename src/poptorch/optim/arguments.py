@@ -44,7 +44,14 @@ def pair_of_betas(betas: Any) -> tuple[float, float]:
             got=repr(betas),
             fix=("pass two numbers, such as betas=(0.9, 0.999)"),
         )
-    return number("betas", betas[0]), number("betas", betas[1])
+    first, second = number("betas", betas[0]), number("betas", betas[1])
+    if not (0 <= first < 1 and 0 <= second < 1):
+        raise InvalidValue(
+            "Each beta must be at least 0 and less than 1",
+            got=f"betas=({first}, {second})",
+            fix="use a number slightly below 1 for a moment that hardly changes, such as 0.999999",
+        )
+    return first, second
 
 
 def checked(*later: str) -> Callable[[_Init], _Init]:

@@ -621,6 +621,19 @@ def test_a_structural_change_waits_for_set_optimizer_or_is_refused(
     pair.compare()
 
 
+def test_a_beta_of_1_that_is_set_during_training_is_refused_and_training_continues() -> None:
+    """Torch's kernel would divide by zero."""
+    pair = trained(MAKERS["Adam"])
+    pair.step(GIVEN, EXPECTED)
+
+    with pytest.raises(ValueError, match="at least 0 and less than 1"):
+        change(pair, betas=(1.0, 0.9))
+    change(pair, betas=(0.8, 0.9))
+
+    pair.step(GIVEN, EXPECTED)
+    pair.compare()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MAKERS)
 def test_double_precision_is_that_of_numbers_and_moments_too(name: str) -> None:
