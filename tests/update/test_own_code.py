@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+from collections import deque
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from helpers.own_steps import Frozen, Net, Pair, step_by_function
+from helpers.own_steps import Frozen, Net, Pair, state_of, step_by_function, wrapped
 
 T = torch.optim
 
@@ -189,3 +191,127 @@ def test_a_tensor_of_the_optimizer_that_a_step_changes_in_place_keeps_its_value(
     pair.steps(3)
     pair.assert_alike()
     torch.testing.assert_close(pair.optimizer.total, pair.eager_optimizer.total)
+
+
+def test_state_in_a_deque_is_that_of_eager_torch() -> None:
+    def mean_of_three(p: Any, group: Any, state: Any) -> None:
+        if not state:
+            state["last"] = deque([torch.zeros_like(p) for _ in range(3)], maxlen=3)
+        state["last"].append(p.grad.clone())
+        p.sub_(sum(state["last"]), alpha=group["lr"])
+
+    pair = Pair(step_by_function(mean_of_three))
+    pair.steps(5)
+
+    pair.assert_alike()
+    got, expected = (state_of(each)["state"][0] for each in (pair.optimizer, pair.eager_optimizer))
+    assert got["last"].maxlen == 3
+    torch.testing.assert_close([*got["last"]], [*expected["last"]])
+
+
+def test_arguments_may_be_passed_by_keyword() -> None:
+    def by_keyword(p: Any, group: Any, state: Any) -> None:
+        if not state:
+            state["momentum"] = nn.init.constant_(torch.empty_like(input=p), val=0.01)
+            state["step"] = torch.full(size=(), fill_value=0.0)
+        state["step"] += 1
+        blended = torch.lerp(input=state["momentum"], end=p.grad, weight=0.5)
+        state["momentum"].copy_(blended)
+        direction = torch.where(condition=blended > 0, input=blended, other=blended * 0.5)
+        torch.add(input=p, other=direction, alpha=-group["lr"], out=p)
+        p.div_(other=torch.tensor(data=1.01))
+
+    pair = Pair(step_by_function(by_keyword))
+    pair.steps(4)
+
+    pair.assert_alike()
+
+
+class ByName(T.Optimizer):
+    """Updates biases twice as fast, which it knows by their names."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for name, p in zip(group["param_names"], group["params"], strict=True):
+                if p.grad is not None:
+                    p.sub_(p.grad, alpha=group["lr"] * (2.0 if "bias" in name else 1.0))
+
+
+class Deep(Net):
+    """Has so many small weights that those with the same update are joined."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.ModuleList(nn.Linear(6, 6) for _ in range(10))
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        for layer in self.inner:
+            x = x + layer(x)
+        return super().forward(x, labels)
+
+
+@pytest.mark.parametrize("kind", [Net, Frozen, Deep])
+def test_a_step_may_ask_for_the_names_of_parameters(kind: Any) -> None:
+    pair = Pair(lambda model: ByName(model.named_parameters()), kind=kind)
+    pair.steps(4)
+
+    pair.assert_alike()
+
+
+def test_a_number_that_is_computed_from_the_last_weight_is_kept() -> None:
+    class Recording(ByName):
+        def __init__(self, params: Any) -> None:
+            super().__init__(params)
+            self.last = 0.0
+
+        @torch.no_grad()
+        def step(self, closure: Any = None) -> None:
+            super().step()
+            self.last = self.param_groups[0]["params"][-1].grad.norm().item()
+
+    pair = Pair(lambda model: Recording(model.named_parameters()))
+    pair.steps(3)
+
+    pair.assert_alike()
+    assert pair.optimizer.last == pytest.approx(pair.eager_optimizer.last)
+
+
+warned = False
+
+
+def test_what_only_the_first_step_changes_on_the_host_is_left_to_it() -> None:
+    def warning_once(p: Any, group: Any, state: Any) -> None:
+        global warned
+        warned = True
+        p.sub_(p.grad, alpha=group["lr"])
+
+    pair = Pair(step_by_function(warning_once))
+    pair.steps(3)
+
+    pair.assert_alike()
+    assert warned
+
+
+def test_a_step_may_call_a_compiled_function() -> None:
+    @torch.compile
+    def descend(p: torch.Tensor, gradient: torch.Tensor, rate: Any) -> None:
+        p.sub_(gradient * rate)
+
+    class Compiled(T.Optimizer):
+        @torch.no_grad()
+        def step(self, closure: Any = None) -> None:
+            for p in self.param_groups[0]["params"]:
+                descend(p, p.grad, self.param_groups[0]["lr"])
+
+    training = wrapped(model := Net(), Compiled(model.parameters(), {"lr": 0.1}))
+    plain = wrapped(other := copy.deepcopy(model), T.SGD(other.parameters(), 0.1))
+    batch = torch.ones(24, 6), torch.zeros(24, dtype=torch.int64)
+    with torch.compiler.set_stance("force_eager"):  # for the check against eager PyTorch
+        training(*batch)
+    plain(*batch)
+
+    torch.testing.assert_close(model.state_dict(), other.state_dict())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -153,3 +155,95 @@ def test_optimizers_of_torch_that_cannot_be_traced_are_refused_by_name_with_the_
         wrapped(model, cls(model.parameters()))
 
     assert cls.__name__ in str(caught.value)
+
+
+def host_changes(change: Callable[[], object]) -> str:
+    """Return the error about a step that changes something on the host each time."""
+
+    def function(p: Any, group: Any, state: Any) -> None:
+        change()
+        p.sub_(p.grad, alpha=group["lr"])
+
+    return refused(step_by_function(function))
+
+
+class Counter:
+    count = 0
+
+
+def test_a_step_that_counts_in_a_global_object_is_refused_and_the_count_is_as_before() -> None:
+    counter = Counter()
+
+    def change() -> None:
+        counter.count += 1
+
+    said = host_changes(change)
+
+    assert "changes values that are not part of the step: variable 'counter'" in said.replace(
+        "\n  Got:    ", ": "
+    )
+    assert "the compiled step runs no Python code" in said
+    assert counter.count == 0
+
+
+def test_a_step_that_counts_in_its_class_is_refused_and_the_count_is_as_before() -> None:
+    class Counting(StepByFunction):
+        count = 0
+
+        def step(self, closure: Any = None) -> None:
+            type(self).count += 1
+            super().step()
+
+    said = refused(lambda model: Counting(model.parameters(), lambda p, group, state: None))
+
+    assert "attribute 'count' of the class Counting" in said
+    assert Counting.count == 0
+
+
+def test_a_step_that_counts_in_an_object_in_the_state_is_refused() -> None:
+    def function(p: Any, group: Any, state: Any) -> None:
+        state.setdefault("counter", Counter()).count += 1
+
+    assert "state 'counter' of 'first.weight'" in refused(step_by_function(function))
+
+
+def test_an_object_with_tensors_in_the_state_is_refused() -> None:
+    def function(p: Any, group: Any, state: Any) -> None:
+        if not state:
+            state["held"] = SimpleNamespace(momentum=torch.zeros_like(p))
+        p.sub_(state["held"].momentum.add_(p.grad), alpha=group["lr"])
+
+    said = refused(step_by_function(function))
+
+    assert "contains an object that holds tensors" in said
+    assert "'held' of 'first.weight', a SimpleNamespace" in said
+
+
+def test_a_step_that_records_numbers_in_a_list_of_the_optimizer_is_refused() -> None:
+    class Recording(StepByFunction):
+        def __init__(self, params: Any) -> None:
+            super().__init__(params, lambda p, group, state: None)
+            self.rates: list[float] = []
+
+        def step(self, closure: Any = None) -> None:
+            self.rates.append(self.param_groups[0]["lr"])
+
+    said = refused(lambda model: Recording(model.parameters()))
+
+    assert "adds an entry to a list or dictionary" in said
+    assert "'rates.0' of the optimizer" in said
+
+
+def test_a_step_that_adds_a_number_to_a_dictionary_of_the_optimizer_says_how_to_create_it() -> None:
+    class Recording(StepByFunction):
+        def __init__(self, params: Any) -> None:
+            super().__init__(params, lambda p, group, state: None)
+            self.last: dict[str, float] = {}
+
+        def step(self, closure: Any = None) -> None:
+            self.last["rate"] = self.param_groups[0]["lr"]
+
+    said = refused(lambda model: Recording(model.parameters()))
+
+    assert "'last.rate' of the optimizer" in said
+    assert "last['key'] = 0.0" in said

@@ -69,26 +69,31 @@ def _by_example(
     of_few: SlotFunction, whole: SlotFunction, examples: Mapping[str, str], runs: bool
 ) -> Graph:
     few = lower(of_few, runs=runs)
-    parts = _parts(few)
-    if parts is None:
+    owners = _owners(few)
+    if owners is None:
         return lower(whole, runs=runs)
+    parts: dict[str, list[fx.Node]] = {}
+    for node in few.operators:
+        parts.setdefault(owners[node], []).append(node)
     graph = fx.Graph()
     inputs = {slot.key: placeholder(graph, slot.key) for slot in whole.inputs}
-    shared: dict[fx.Node, fx.Node] = {}
-    results: dict[str, fx.Node] = {}
+    copies_of: dict[str, dict[fx.Node, fx.Node]] = {"": {}}
     for weight, example in {"": "", **examples}.items():
-        copies = dict(shared)
+        copies = copies_of[weight] = dict(copies_of[""])
         for node, slot in zip(few.placeholders, few.inputs, strict=True):
             if slot.weight in ("", example):
                 copies[node] = inputs[_key(slot, weight)]
                 copies[node].meta.setdefault("val", node.meta.get("val"))
         for node in parts.get(example, ()):
             copies[node] = copy_node(graph, node, copies)
-        for slot, node in zip(few.outputs, few.returned, strict=True):
-            if slot.weight == example:
-                results[_key(slot, weight)] = copies[node]
-        if not weight:
-            shared = copies
+    results: dict[str, fx.Node] = {}
+    for slot, node in zip(few.outputs, few.returned, strict=True):
+        if not slot.weight:  # a number, which may be computed from one of the examples
+            results[slot.key] = copies_of[owners[node]][node]
+            continue
+        for weight, example in examples.items():
+            if example == slot.weight:
+                results[_key(slot, weight)] = copies_of[weight][node]
     graph.output(tuple(results[slot.key] for slot in whole.outputs))
     module = graph_module(few.module, graph)
     return Graph(few.name, module, whole.inputs, whole.outputs)
@@ -98,19 +103,16 @@ def _key(slot: Slot, weight: str) -> str:
     return replace(slot, weight=weight).key if slot.weight else slot.key
 
 
-def _parts(graph: Graph) -> dict[str, list[fx.Node]] | None:
-    """Return operators by the weight that they belong to, "" for none; None if some belong
-    to two.
+def _owners(graph: Graph) -> dict[fx.Node, str] | None:
+    """Return for each node the weight that it is computed from, "" for none; None if some are
+    computed from several.
     """
-    slots = dict(zip(graph.placeholders, graph.inputs, strict=True))
-    weights: dict[fx.Node, set[str]] = {}
-    parts: dict[str, list[fx.Node]] = {}
-    for node in graph.module.graph.nodes:
-        if node in slots:
-            weights[node] = {slots[node].weight} - {""}
-        elif node.op != "output":
-            weights[node] = set[str]().union(*(weights[each] for each in node.all_input_nodes))
-            if len(weights[node]) > 1:
-                return None
-            parts.setdefault("".join(weights[node]), []).append(node)
-    return parts
+    owners = {
+        node: slot.weight for node, slot in zip(graph.placeholders, graph.inputs, strict=True)
+    }
+    for node in graph.operators:
+        weights = {owners[each] for each in node.all_input_nodes} - {""}
+        if len(weights) > 1:
+            return None
+        owners[node] = "".join(weights)
+    return owners

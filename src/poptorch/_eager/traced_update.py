@@ -9,6 +9,7 @@ gradients, and a difference is reported only if it also exists for other random 
 from __future__ import annotations
 
 import copy
+import itertools
 import warnings
 from collections import OrderedDict, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -252,11 +253,7 @@ class _EagerCopy:
         )
         vars(self._optimizer).pop("step", None)  # the wrapper of a scheduler
         self._optimizer.param_groups = [
-            {
-                name: [p for p in value if id(p) in known] if name == "params" else _copied(value)
-                for name, value in group.items()
-            }
-            for group in optimizer.param_groups
+            _group_over(known, group) for group in optimizer.param_groups
         ]
         self._optimizer.state = defaultdict(dict)
         for path, entry in state.items():
@@ -318,6 +315,20 @@ class _EagerCopy:
 
 
 _OF_TORCH = {"param_groups", "state", "defaults"}
+
+
+def _group_over(known: Collection[int], group: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a copy of a group with only those parameters whose identities are known."""
+    chosen = [id(parameter) in known for parameter in group["params"]]
+    made = {
+        name: _copied(value)
+        for name, value in group.items()
+        if name not in ("params", "param_names")
+    }
+    for name in ("params", "param_names"):
+        if name in group:
+            made[name] = [*itertools.compress(group[name], chosen)]
+    return made
 
 
 def _copied(value: Any) -> Any:

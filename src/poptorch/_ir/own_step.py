@@ -7,6 +7,7 @@ named by their path, for example ``betas.0``.
 from __future__ import annotations
 
 import copy
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -51,6 +52,7 @@ class OwnParam:
     dtype: torch.dtype
     attributes: Mapping[str, Any]
     identity: int = 0  # of the user's tensor; 0 if this represents several tensors
+    name: str | None = None  # in the user's group, if the optimizer got named parameters
 
 
 @dataclass(frozen=True)
@@ -130,6 +132,8 @@ def of_optimizer(index: int) -> str:
 def substituted(value: Any, name: str, give: Give, every: bool = False) -> Any:
     """Return nested values in which ``give`` has replaced leaves, tensors and numbers.
 
+    The containers are new ones.
+
     With ``every``, it also replaces all other values that are not containers.
     """
 
@@ -142,6 +146,8 @@ def substituted(value: Any, name: str, give: Give, every: bool = False) -> Any:
             {key: inner(_name(key, at), each) for at, (key, each) in enumerate(value.items())}
         )
         return made
+    if isinstance(value, deque):
+        return deque([inner(at, each) for at, each in enumerate(value)], value.maxlen)
     if isinstance(value, list | tuple):
         items = [inner(at, each) for at, each in enumerate(value)]
         if isinstance(value, list):

@@ -13,7 +13,7 @@ import torch
 from .. import _capture, _compile
 from .._base import interrupts, log, processes, source
 from .._base.errors import AssertionFailure, Error, described
-from .._base.resources import collecting_seldom
+from .._base.resources import collecting_rarely
 from .._base.user_modes import on_host, without_user_modes
 from .._ir.spec import Spec
 from .._ir.symbolic import NotSymbolic
@@ -119,7 +119,7 @@ class Session:
     # Compiling.
 
     @locked
-    @collecting_seldom()
+    @collecting_rarely()
     def compile(
         self, arguments: Arguments, background: bool = False, placeholders: bool = False
     ) -> None:

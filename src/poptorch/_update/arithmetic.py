@@ -19,6 +19,7 @@ from .known_functions import (
     PRODUCTS,
     ROUNDED_NUMBERS,
     SCALED,
+    SCALED_OPERANDS,
     is_in_place,
     operation_of,
     title_of,
@@ -104,7 +105,11 @@ class Arithmetic:
         listed = list(args)
         if isinstance(kwargs.get(keyword), Tensor):
             factor = self._narrow(kwargs.pop(keyword), dtype)
-            listed[at] = listed[at] * factor
+            if len(listed) > at:
+                listed[at] = listed[at] * factor
+            else:
+                named = next(each for each in SCALED_OPERANDS if each in kwargs)
+                kwargs[named] = kwargs[named] * factor
         if isinstance(kwargs.get("beta"), Tensor):
             beta = kwargs.pop("beta")
             if name.endswith("_"):

@@ -67,6 +67,8 @@ SCALED = {
     for name in ("add", "sub", "addcmul", "addcdiv", "addmm", "addmv", "addbmm", "baddbmm", "addr")
 }
 """Functions with a factor, its keyword, and the index of the operand that it scales."""
+SCALED_OPERANDS = ("other", "tensor1", "mat1", "mat", "batch1", "vec1")
+"""The keywords of these operands."""
 PRODUCTS = {"addmm", "addmv", "addbmm", "baddbmm", "addr"}
 ARITHMETIC = {"mul", "div", "true_divide", "truediv", "multiply", "divide", "pow", "rsub", "lerp"}
 ARITHMETIC |= {"subtract", *SCALED}
@@ -75,6 +77,19 @@ ROUNDED_NUMBERS = {"add", "sub", "subtract", "rsub", "pow"}
 
 WHOLE = {"add", "sub", "subtract", "rsub", "mul", "multiply", "neg", "abs", "floordiv", "mod"}
 """Functions whose result is an ``int`` if their operands are."""
+
+
+_FIRST = ("condition", "input", "tensor", "tensors", "data", "size", "self")
+
+
+def by_position(
+    args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return arguments of which the first one is passed by position, if a call names all of
+    them.
+    """
+    name = None if args else next((each for each in _FIRST if each in kwargs), None)
+    return (args, kwargs) if name is None else ((kwargs.pop(name),), kwargs)
 
 
 def title_of(func: Any) -> str:

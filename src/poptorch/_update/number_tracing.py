@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from .arithmetic import Arithmetic
@@ -30,6 +30,7 @@ from .known_functions import (
     TRUTHS,
     UNSET,
     WHOLE,
+    by_position,
     operation_of,
     title_of,
 )
@@ -61,7 +62,10 @@ class Numbers(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if self._is_plain_question(func, name, args):
             return func(*args, **(kwargs or {}))
-        args, kwargs = self._of_run(func, args, dict(kwargs or {}))
+        args, kwargs = by_position(args, dict(kwargs or {}))
+        args, kwargs = self._of_run(func, args, kwargs)
+        if func is nn.init.constant_:
+            return self._answered(Tensor.fill_, args[0], kwargs["val"])
         if func in TRUTHS:
             return self._truth(args[0])
         if func in ITEMS and isinstance(args[0], Tensor) and args[0].dim() == 0:
@@ -130,7 +134,13 @@ class Numbers(TorchFunctionMode):
         given = tensors_in((args, kwargs))
         scaled = bool(kwargs) and name.rstrip("_") in SCALED and bool(tensors_in(kwargs))
         numbers = scaled or any(map(is_number, given))
-        if numbers and is_number(args[0]) and name.endswith("_") and not name.endswith("__"):
+        if (
+            numbers
+            and args
+            and is_number(args[0])
+            and name.endswith("_")
+            and not name.endswith("__")
+        ):
             # Python numbers do not change in place: ``x += 1`` makes a new number.
             name = name[:-1]
             func = getattr(Tensor, name)

@@ -75,7 +75,9 @@ def _group(group: OwnGroup, members: Mapping[str, Bundle]) -> OwnGroup:
             others.append(param)
         elif bundle.slot.path not in params:
             slot = bundle.slot
-            params[slot.path] = OwnParam(slot.path, slot.shape, slot.dtype, param.attributes)
+            params[slot.path] = OwnParam(
+                slot.path, slot.shape, slot.dtype, param.attributes, name=param.name
+            )
     return replace(group, params=(*params.values(), *others))
 
 

@@ -8,7 +8,7 @@ differs from later ones. Numbers that decide what the step does become constants
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -34,6 +34,7 @@ from .._ir.spec import OptimGroup, OptimSpec, Setting
 from .._ir.state_views import StatePlace, Views
 from .._ops.dispatch import answering
 from .absent_gradients import check_unchanged, check_unread
+from .host_values import HostValues
 from .likeness import Signatures, Wholes
 from .own_run import StepRun, StepTensors
 from .python_functions import numbers_functions
@@ -132,10 +133,15 @@ class _Discovery:
 
     def result(self) -> OptimSpec:
         with answering(self.wholes.answer), self.mode:
-            first = self.choices.results(lambda: self._run(True))
-            views, self.views = self.views or {}, None
-            self.own = replace(self.own, layouts=self.layouts, views=views)
-            later = self.choices.results(lambda: self._run(False))
+            before = HostValues.of_steps(self.own)
+            try:
+                first = self.choices.results(lambda: self._run(True))
+                views, self.views = self.views or {}, None
+                self.own = replace(self.own, layouts=self.layouts, views=views)
+                later = self._later()
+            except BaseException:
+                before.restore()
+                raise
             self._check_common(later)
             check_unread(self.origins, first)
             check_unread(self.origins, later)
@@ -161,6 +167,17 @@ class _Discovery:
         self._warn()
         self.own = replace(self.own, signatures=self._signatures(kinds), examples=examples)
         return self._spec(differs)
+
+    def _later(self) -> dict[str, Tensor]:
+        """Return the results of a later step. It may change nothing else: what only the first one
+        changes, such as a note that a warning was given, decides nothing.
+        """
+        before = HostValues.of_steps(self.own)
+        results = self.choices.results(lambda: self._run(False))
+        changed = before.restore()
+        if changed:
+            raise _changes_others(changed)
+        return results
 
     def _warn(self) -> None:
         for line, name in self.choices.raised.items():
@@ -278,6 +295,8 @@ class _Discovery:
         return results
 
     def _take(self, path: str, entry: dict[Any, Any], results: StepResults) -> None:
+        for name, value in flat(entry, every=True).items():
+            _check_object(path, name, value)
         for name, value in flat(entry).items():
             self._leaf(path, name, value)
             results[path][f"{path}:{name}"] = _as_tensor(value)
@@ -425,6 +444,8 @@ class _Discovery:
                     container, dot, _ = name.partition(".")
                     if dot and container not in run.given[owner]:
                         raise _adds_container(owner, container, values[container])
+                    if dot and name not in before:
+                        raise _adds_entry(owner, name, values[container])
                     found.add(place)
                 elif place in run.before and self.origins.identifier(value) != run.before[place]:
                     if place in self.own.shared:
@@ -499,6 +520,25 @@ def _is_same(before: Any, now: Any) -> bool:
     return type(before) is type(now) and (before == now or before is now)
 
 
+def _check_object(path: str, name: str, value: Any) -> None:
+    """Refuse an object with tensors, which would be those of the trace in each later step."""
+    held = (
+        [*value]
+        if isinstance(value, set | frozenset)
+        else [*getattr(value, "__dict__", {}).values()]
+    )
+    held += [getattr(value, each, None) for each in getattr(type(value), "__slots__", ())]
+    if not isinstance(value, Tensor | type) and any(isinstance(each, Tensor) for each in held):
+        raise Error(
+            "The optimizer state contains an object that holds tensors",
+            got=f"'{name}' of '{path}', a {type(value).__name__}",
+            fix=(
+                "store the tensors themselves: state['name'] = tensor",
+                "or store them in a list, tuple, deque or dictionary",
+            ),
+        )
+
+
 def _adds_container(owner: str, name: str, value: Any) -> Error:
     kind, _, index = owner.partition(".")
     where = f"parameter group {index}" if kind == "group" else "the optimizer"
@@ -508,6 +548,29 @@ def _adds_container(owner: str, name: str, value: Any) -> Error:
         fix=(
             f"create it before you wrap the model: group['{name}'] = ...",
             "or store each of its numbers under a separate name",
+        ),
+    )
+
+
+def _adds_entry(owner: str, name: str, value: Any) -> Error:
+    container = name.partition(".")[0]
+    outside = "record values outside of the step, after each call of the wrapped model"
+    known = f"create it before you wrap the model, with a number: {container}['key'] = 0.0"
+    return Error(
+        "The optimizer's step adds an entry to a list or dictionary",
+        got=f"{_in_words((owner, name))}, a new entry of a {type(value).__name__}",
+        fix=(known, f"or {outside}") if isinstance(value, dict) else outside,
+    )
+
+
+def _changes_others(changed: Sequence[str]) -> Error:
+    return Error(
+        "The optimizer's step changes values that are not part of the step",
+        got=f"{', '.join(changed[:3])}; the compiled step runs no Python code",
+        fix=(
+            "keep the values in attributes of the optimizer itself, in optimizer.state or in "
+            "optimizer.param_groups: self.count += 1",
+            "or run this code after each call of the wrapped model",
         ),
     )
 

@@ -11,6 +11,7 @@ import collections
 import contextlib
 import copy
 import functools
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -199,7 +200,7 @@ class StepRun:
             self.objects.append(self._object(number, optimizer))
         self._note_given()
         for each, optimizer in zip(self.objects, self._own.optimizers, strict=True):
-            with _explained(each):
+            with _explained(each), _as_written():
                 call_step(each, optimizer.hooks, unhooked_step(each))
 
     def _group(self, at: int, group: OwnGroup, params: list[Tensor]) -> _RecordingGroup:
@@ -212,6 +213,9 @@ class StepRun:
         values |= self._added(owner, values)
         self.given[owner] = _copied(values)
         values["params"] = params
+        names = [param.name for param in group.params]
+        if any(name is not None for name in names):
+            values["param_names"] = names
         return _RecordingGroup(values, lambda key: self._read(at, str(key)) if self._read else None)
 
     def _added(self, owner: str, values: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -358,6 +362,17 @@ def _as_parameter(value: Tensor) -> Tensor:
         return nn.Parameter(value, requires_grad=trains)
     value._is_param = True
     return value.requires_grad_(trains)
+
+
+@contextlib.contextmanager
+def _as_written() -> Iterator[None]:
+    """Run functions that ``torch.compile`` has compiled as they are written."""
+    if "torch._dynamo" not in sys.modules:  # nothing was compiled
+        yield
+        return
+    inlined = private.settings({"error_on_nested_fx_trace": False})
+    with inlined, torch.compiler.set_stance("force_eager"):
+        yield
 
 
 @contextlib.contextmanager

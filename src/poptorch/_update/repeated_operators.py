@@ -80,12 +80,13 @@ class Repeats:
         compute: Callable[[], Any],
     ) -> Any:
         given = {place_of(each) for each in tensors_in((args, kwargs))}
-        before = geometry_of(args[0]) if isinstance(args[0], Tensor) else None
+        first: Any = args[0] if args else None
+        before = geometry_of(first) if isinstance(first, Tensor) else None
         self._wholes.seen.clear()
         result = compute()
         whole = known.weight in self._wholes.seen
         outcome = None
-        if result is args[0] and "out" not in kwargs:
+        if first is not None and result is first and "out" not in kwargs:
             if geometry_of(result) == before:
                 outcome = _Outcome(None, whole)
         elif type(result) is self._cls and place_of(result) not in given:

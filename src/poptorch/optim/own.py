@@ -101,7 +101,11 @@ def own_step(optimizer: torch.optim.Optimizer, path_of: Callable[[Any], str | No
         first = len(groups)
         state: dict[str, Any] = {}
         for group in member.param_groups:
-            params = tuple(_param(each, path_of(each) or "") for each in group["params"])
+            names = group.get("param_names") or [None] * len(group["params"])
+            params = tuple(
+                _param(each, path_of(each) or "", name)
+                for each, name in zip(group["params"], names, strict=True)
+            )
             owner = of_group(len(groups))
             groups.append(OwnGroup(_values_of(group, owner, numbers), params))
             _note_places({n: v for n, v in group.items() if n not in _NOT_READ}, owner, places)
@@ -145,13 +149,14 @@ def _values_of(group: Mapping[str, Any], owner: str, numbers: NumbersByPlace) ->
     return _leaves(values, owner, numbers, _is_rate)  # type: ignore[no-any-return]
 
 
-def _param(parameter: Any, path: str) -> OwnParam:
+def _param(parameter: Any, path: str, name: str | None) -> OwnParam:
     return OwnParam(
         path if parameter.requires_grad else "",
         tuple(parameter.shape),
         parameter.dtype,
         dict(getattr(parameter, "__dict__", {})),
         id(parameter),
+        name,
     )
 
 
