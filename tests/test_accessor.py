@@ -348,5 +348,7 @@ def test_every_epoch_ends_with_a_verdict_at_debug(caplog: pytest.LogCaptureFixtu
     for element in accessor(sets.Slow(5, 20), buffer_size=1):
         assert element >= 0
     (line,) = [line for line in caplog.messages if "elements: " in line]
-    waited = re.match(r"5 elements: (\S+) s of \S+ s \(\d+%\) .*the host limits the run", line)
+    waited = re.match(
+        r"5 elements: .* took (\S+) s of \S+ s \(\d+%\). The host limits the run", line
+    )
     assert float(waited[1]) >= 4 * 0.02 * 0.9

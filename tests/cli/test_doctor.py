@@ -46,7 +46,10 @@ def test_doctor_explains_the_bottleneck_of_a_training_script(capsys: Printed) ->
     out = capsys.readouterr().out
     assert "\nClassifier, training, called at waiting.py:" in out
     assert "Nothing prevents capturing this model." in out
-    verdict = re.search(r"first of 6 calls: (\S+) s of (\S+) s .* the host limits the run", out)
+    verdict = re.search(
+        r"first of 6 calls, waiting for data took (\S+) s of (\S+) s .* The host limits the run",
+        out,
+    )
     assert verdict is not None
     waited, total = map(float, verdict.groups())
     assert 5 * 16 * 0.002 * 0.9 <= waited <= total
@@ -152,7 +155,7 @@ class Named(torch.nn.Linear):
     ([f"{UNDECIDED}:Undecided"], 0, "1 finding, which is relevant if its line runs:\n"
      + SUBTRACTION),
     (["--calls", "3", "FILE", "--epochs", "1"], 2,
-     "Running FILE --epochs 1, until 3 calls of wrapped models\nat the top\n"),
+     "Running FILE --epochs 1, at most 3 calls of wrapped models\nat the top\n"),
     (["FILE:made"], 0, "Importing FILE, to create made and search its source\nat the top\n"),
     (["FILE:torchs"], 0, "If you pass shapes, forward is also tried"),
     (["FILE:made", "3,2"], 0, "Importing FILE, to create made and run its forward once\n"),

@@ -76,9 +76,9 @@ def test_waiting_ends_when_a_watched_descriptor_is_ready(ends: list[Connection])
 @pytest.mark.parametrize(
     "waited, total, text",
     [
-        (0.01, 10.0, "(0%) went into waiting for data; the device limits the run, not the host"),
-        (4.0, 10.0, "the host limits the run, which could take 6.00 s"),
-        (0.0, 0.0, "(0%) went into waiting"),
+        (0.01, 10.0, "took 0.01 s of 10.00 s (0%). The device limits the run, not the host"),
+        (4.0, 10.0, "The host limits the run: it would take 6.00 s without waiting"),
+        (0.0, 0.0, "waiting for data took 0.00 s of 0.00 s (0%)"),
     ],
 )
 def test_the_verdict_says_whether_the_device_or_the_host_limits_the_run(

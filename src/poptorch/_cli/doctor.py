@@ -54,7 +54,7 @@ def _calibrate() -> int:
 def _script(path: str, arguments: list[str], most: int | None) -> int:
     watch = Watch(most)
     broken = False
-    limit = f", until {most} calls of wrapped models" if most else ""
+    limit = f", at most {most} calls of wrapped models" if most else ""
     print(f"Running {' '.join([path, *arguments])}{limit}", flush=True)
     try:
         with (
@@ -186,7 +186,7 @@ class Watch:
             return f"{self.calls} calls are too few to determine what limits the run."
         total = self._end - self._begin
         if self._loads:
-            return f"After the first of {self.calls} calls: {verdict(self._waited, total)}."
+            return f"After the first of {self.calls} calls, {verdict(self._waited, total)}."
         share = self._inside / total if total else 1.0
         return (
             f"After the first of {self.calls} calls: {share:.0%} of {total:.2f} s was spent in "

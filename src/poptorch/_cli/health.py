@@ -145,7 +145,9 @@ def _threads() -> Iterator[Diagnosis]:
     else:
         yield Diagnosis("threads", text)
     if idle < resources.IDLE:
-        yield Diagnosis("", "Compiling waits half a minute for a free core, and takes longer.")
+        yield Diagnosis(
+            "", "Compiling waits up to half a minute for a free core, and then takes longer."
+        )
 
 
 def _cores() -> float:

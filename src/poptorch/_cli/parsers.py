@@ -84,7 +84,7 @@ def _add_cache(commands: Any) -> None:
     )
     actions = parser.add_subparsers(required=True, metavar="action")
     example = "poptorch cache --dir ./cache list"
-    listing = add(actions, "list", "list one line per entry, the latest first", example)
+    listing = add(actions, "list", "print one line per entry, the latest first", example)
     listing.set_defaults(run=_later("caches", "list_entries"))
     explain = add(
         actions,

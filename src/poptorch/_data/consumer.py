@@ -185,7 +185,7 @@ def _not_started(reason: str, *fix: str) -> Error:
 
 def verdict(waited: float, total: float) -> str:
     share = waited / total if total else 0.0
-    spent = f"{waited:.2f} s of {total:.2f} s ({share:.0%}) went into waiting for data"
+    spent = f"waiting for data took {waited:.2f} s of {total:.2f} s ({share:.0%})"
     if share < _NEGLIGIBLE:
-        return f"{spent}; the device limits the run, not the host"
-    return f"{spent}; the host limits the run, which could take {total - waited:.2f} s"
+        return f"{spent}. The device limits the run, not the host"
+    return f"{spent}. The host limits the run: it would take {total - waited:.2f} s without waiting"
