@@ -47,7 +47,7 @@ def memory_size() -> int:
 
 def available_memory() -> int:
     """Return the bytes that programs can still allocate. The page cache is released for them."""
-    return min([int(psutil.virtual_memory().available), *_left_in_control_groups()])
+    return min([int(psutil.virtual_memory().available), *_available_in_control_groups()])
 
 
 def own_memory() -> int:
@@ -56,7 +56,7 @@ def own_memory() -> int:
     return int(own.rss - own.shared)
 
 
-def _left_in_control_groups() -> Iterator[int]:
+def _available_in_control_groups() -> Iterator[int]:
     for line in _lines(_OWN_GROUPS):
         _, controllers, path = line.split(":", 2)
         if controllers and "memory" not in controllers.split(","):

@@ -68,7 +68,7 @@ def final_loss(
             made = [each for each in results if all(_is_in(one, above[each]) for one in used)]
             fitting = [each for each in made if each.tensor.numel() == 1] or _last(used)
         else:
-            fitting = _left_over(capture, results, returned, model)
+            fitting = _unused_losses(capture, results, returned, model)
     loss = _one(fitting, capture, model)
     if loss.tensor.numel() != 1:
         raise Error(
@@ -96,7 +96,7 @@ def _named(results: Sequence[Candidate], structure: nested_values.Structure) -> 
     return []
 
 
-def _left_over(
+def _unused_losses(
     capture: Capture,
     results: Sequence[Candidate],
     returned: Sequence[torch.Tensor],

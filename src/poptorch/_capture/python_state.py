@@ -188,17 +188,17 @@ class PythonState:
             holder = own["_modules"] if name in later._contents(own["_modules"]) else own
             value = later._contents(holder)[name]
             result._saved[id(holder)] = holder, {**result._contents(holder), name: value}
-            result._take(value, later, set())
+            result._copy_changed(value, later, set())
         return result
 
-    def _take(self, value: Any, later: PythonState, seen: set[int]) -> None:
+    def _copy_changed(self, value: Any, later: PythonState, seen: set[int]) -> None:
         container = _container(value)
         if container is None or id(container) in seen:
             return
         seen.add(id(container))
         self._saved[id(container)] = container, later._contents(container)
         for item in _items(later._contents(container)):
-            self._take(item, later, seen)
+            self._copy_changed(item, later, seen)
 
     def without_registered(self) -> PythonState:
         """Return a state that has no weights and buffers, so that restoring it leaves them."""

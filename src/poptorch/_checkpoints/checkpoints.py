@@ -249,7 +249,7 @@ class Checkpoints:
         """
         while self.epoch < epochs:
             if self._rest is None:
-                self._rest = self._left()
+                self._rest = self._remaining()
             try:
                 for batch in self._rest:
                     self.step += 1
@@ -261,7 +261,7 @@ class Checkpoints:
             self.epoch, self._taken, self._rest = self.epoch + 1, 0, None
             self._epoch_start = None
 
-    def _left(self) -> Iterator[Any]:
+    def _remaining(self) -> Iterator[Any]:
         """Return the batches of this epoch that have not been taken."""
         resumed, self._resumed = self._resumed, None
         own = host_random.held_by(self._loader)
@@ -510,7 +510,7 @@ class _Writing:
         self._files, self._awaited = files, awaited
         self._finish, self._abandon = finish, abandon
         self._patience = patience
-        self._left = threading.Event()
+        self._exiting = threading.Event()
         atexit.register(self._leave)
         self._doing = Background(self._write_files)
 
@@ -519,7 +519,7 @@ class _Writing:
             for path, parts in self._files.items():
                 archive.write(path, parts)
             while not all(path.exists() for path in self._awaited):
-                if self._left.wait(_POLL_SECONDS):
+                if self._exiting.wait(_POLL_SECONDS):
                     return
             self._finish()
         except Exception:  # an unfinished checkpoint is useless and may have filled the disk
@@ -537,7 +537,7 @@ class _Writing:
         their files.
         """
         concurrent.futures.wait([self._doing], self._patience)
-        self._left.set()
+        self._exiting.set()
         missing = "files of other processes are missing"
         why = self._doing.exception() if self._doing.done() else missing
         if why is not None:

@@ -65,7 +65,7 @@ class Connection:
         """Return the next message; None if none arrives within some seconds (None: wait
         forever).
         """
-        while (content := self._take()) is None:
+        while (content := self._receive_now()) is None:
             if seconds == 0.0 or not self._is_readable(seconds):
                 return None
         if not content:
@@ -75,14 +75,14 @@ class Connection:
             MessageKind(kind), slot, rows, content[_HEADER.size :].decode(errors="replace")
         )
 
-    def _take(self) -> bytes | None:
+    def _receive_now(self) -> bytes | None:
         try:  # checking for a message first would need a second system call
             return self._socket.recv(_LARGEST, socket.MSG_DONTWAIT)
         except BlockingIOError:
             return None
         # it has left messages unread, but the messages that it sent are still here
         except ConnectionResetError:
-            return self._take()
+            return self._receive_now()
 
     def _is_readable(self, seconds: float | None) -> bool:
         ready = self._poll.poll(None if seconds is None else seconds * 1000)

@@ -131,10 +131,10 @@ class TensorBatches(Iterator[list[torch.Tensor]]):
         if isinstance(batch, range):
             return [tensor[batch.start : batch.stop].clone() for tensor in self._tensors]
         rows = torch.tensor(batch)
-        return [_taken(tensor, rows) for tensor in self._tensors]
+        return [_select_rows(tensor, rows) for tensor in self._tensors]
 
 
-def _taken(tensor: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+def _select_rows(tensor: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     """Select rows without indexing, which would wake all of torch's threads. They then wait
     actively; this takes 0.6 of the time.
     """

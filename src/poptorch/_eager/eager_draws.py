@@ -133,10 +133,10 @@ def handed_over(node: fx.Node, drawn: Sequence[EagerDraw]) -> Any:
     draw = drawn[noted.number]
     expected, structure = nested_values.flatten(node.meta["val"], "drawn")
     left = list(draw.values)
-    return structure.unflatten([_taken(left, each, node, draw) for each in expected])
+    return structure.unflatten([_matching_draw(left, each, node, draw) for each in expected])
 
 
-def _taken(
+def _matching_draw(
     left: list[torch.Tensor], expected: torch.Tensor, node: fx.Node, draw: EagerDraw
 ) -> torch.Tensor:
     order = marks(node).get(ORDER)

@@ -163,7 +163,7 @@ def _notifying(root: nn.Module, listener: Listener | None) -> Iterator[None]:
         return
     paths = {part: path for path, part in root.named_modules()}
 
-    def left(module: nn.Module, _: Any, output: Any) -> None:
+    def record_output(module: nn.Module, _: Any, output: Any) -> None:
         path = paths.get(module)
         for value in nested_values.flatten(output)[0] if path else ():
             listener.output(str(path), value)
@@ -171,7 +171,7 @@ def _notifying(root: nn.Module, listener: Listener | None) -> Iterator[None]:
                 hook = functools.partial(listener.gradient, str(path))
                 value.register_hook(hook)  # type: ignore[no-untyped-call]
 
-    with register_module_forward_hook(only_in_this_thread(left)):
+    with register_module_forward_hook(only_in_this_thread(record_output)):
         yield
 
 

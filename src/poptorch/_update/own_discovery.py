@@ -282,7 +282,7 @@ class _Discovery:
             path: {f"weight:{path}": weight} for path, weight in run.traced_params.items()
         }
         for path, entry in run.states():
-            self._take(path, dict(entry), results)
+            self._record_state(path, dict(entry), results)
         for owner, values in run.owned():
             mine = {
                 name: value
@@ -294,7 +294,7 @@ class _Discovery:
                 results.setdefault(COMMON, {})[f"{owner}:{name}"] = _as_tensor(value)
         return results
 
-    def _take(self, path: str, entry: dict[Any, Any], results: StepResults) -> None:
+    def _record_state(self, path: str, entry: dict[Any, Any], results: StepResults) -> None:
         for name, value in flat(entry, every=True).items():
             _check_object(path, name, value)
         for name, value in flat(entry).items():

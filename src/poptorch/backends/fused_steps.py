@@ -58,7 +58,7 @@ def fuse_steps(module: fx.GraphModule) -> fx.GraphModule:
     """Replace the steps in a prepared graph by kernel calls or operators; return the module."""
     graph = module.graph
     copies = graph.find_nodes(op="call_function", target=aten.copy_.default)
-    taken = [each for copy in copies if (each := _taken(copy)) is not None]
+    taken = [each for copy in copies if (each := _kernel_step(copy)) is not None]
     alike: dict[Any, list[tuple[fx.Node, ...]]] = {}
     for each in taken:
         tensors = each.place, _gradient(each), *each.given.moments.values()
@@ -77,7 +77,7 @@ def fuse_steps(module: fx.GraphModule) -> fx.GraphModule:
     return module
 
 
-def _taken(copy: fx.Node) -> _KernelStep | None:
+def _kernel_step(copy: fx.Node) -> _KernelStep | None:
     """Return the step whose new weight a node writes, if a kernel can run it."""
     place: Any
     stored: Any

@@ -141,7 +141,7 @@ class Optimizer(DeviceState):
             )
         self._initialise(given["params"], given)
         Optimizer.__init__(self)
-        self._take(own, given)
+        self._store_attributes(own, given)
 
     def _initialise(self, params: Params, given: Mapping[str, Any]) -> None:
         """Call the constructor of torch's class, which has other defaults."""
@@ -149,7 +149,7 @@ class Optimizer(DeviceState):
         names = [*inspect.signature(native).parameters][1:]
         native(params, **{name: given[name] for name in names if name in given})
 
-    def _take(self, own: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    def _store_attributes(self, own: Mapping[str, Any], given: Mapping[str, Any]) -> None:
         """Store the attributes that torch's class lacks. Those that were passed explicitly are
         variable.
         """

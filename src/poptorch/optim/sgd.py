@@ -65,7 +65,7 @@ class SGD(Optimizer, torch.optim.SGD):
     ) -> None:
         self._construct(locals())
 
-    def _take(self, own: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    def _store_attributes(self, own: Mapping[str, Any], given: Mapping[str, Any]) -> None:
         if own["use_combined_accum"]:
             self.defaults["velocity_scaling"] = own["velocity_scaling"]
             for group in self.param_groups:
@@ -76,7 +76,7 @@ class SGD(Optimizer, torch.optim.SGD):
                 "False. A float32 velocity needs no scaling, and a float16 velocity is "
                 "scaled by loss_scaling"
             )
-        super()._take(own, given)
+        super()._store_attributes(own, given)
 
 
 _SHOWN_WITHOUT_MOMENTUM = (
