@@ -6,6 +6,8 @@ processor time from wrapping to the first optimised step, in its own process wit
 the C++ compiler counts. Steps of all contestants then alternate in one process. If a contestant
 refuses a program, its cells contain the reason.
 
+The row "sizes" trains the model of ``varying_sizes.py``, which measures more about it.
+
 Usage: python benchmarks/program_kinds.py [ROW ...] [--rounds N] [--out RESULTS.md]
 
 With ``--out``, the section of the results is added to this file, or replaced there. The plots of
@@ -35,6 +37,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import contestants
+import varying_sizes
 from workloads import WORKLOADS, Bert, Workload
 
 HEADING = "Kinds of programs"
@@ -73,20 +76,6 @@ class Forces(nn.Module):
         return -gradient, F.mse_loss(-gradient, y)
 
 
-class Pooled(nn.Module):
-    """A classifier of sequences of any length, with its loss."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.tokens, self.inner, self.head = (
-            nn.Embedding(1000, 128), nn.Linear(128, 256), nn.Linear(256, 10)
-        )  # fmt: skip
-
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        scores = self.head(F.gelu(self.inner(self.tokens(x))).mean(1))
-        return scores, F.cross_entropy(scores, y)
-
-
 def series(steps: int, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return series of a number of steps, and their classes."""
     return torch.randn(rows, steps, 16), torch.randint(0, 10, (rows,))
@@ -97,14 +86,8 @@ def positions(rows: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(rows, 32), torch.randn(rows, 32)
 
 
-def sequences(rows: int, length: int = 64) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return sequences of a length, and their classes."""
-    return torch.randint(0, 1000, (rows, length)), torch.randint(0, 10, (rows,))
-
-
 UNROLLED, LAYERS = (16, 64, 256), (2, 4, 8, 12)
-SIZES = "sizes"
-LENGTHS = (64, 17, 33, 90, 48, 71, 25, 100, 56, 80, 39, 12)
+SIZES, LENGTHS = "sizes", 12
 ROWS: dict[str, Workload] = {
     **{
         f"unrolled-{steps}": Workload(
@@ -125,8 +108,8 @@ ROWS: dict[str, Workload] = {
     "twice": Workload("forces, differentiated twice", Forces, positions, 64, "Adam"),
     "muon": WORKLOADS["bert-muon"],
     "adafactor": WORKLOADS["bert-adafactor"],
-    SIZES: Workload(f"{len(LENGTHS)} lengths of sequences", Pooled, sequences, 16, "Adam"),
 }
+TITLES = {name: work.title for name, work in ROWS.items()} | {SIZES: f"BERT, {LENGTHS} lengths"}
 MAKE: dict[str, Callable[[Workload], Any]] = {
     "eager": contestants.eager,
     "torch.compile": contestants.compiled,
@@ -135,31 +118,19 @@ MAKE: dict[str, Callable[[Workload], Any]] = {
 
 
 def stepping(name: str, contestant: str) -> Step:
-    """Return a contestant's step. With sizes that vary, a step is one call for each length."""
-    work = ROWS[name]
+    """Return a contestant's step. With sizes that vary, a step is one update for each length."""
     if name != SIZES:
-        step: Step = MAKE[contestant](work)
+        step: Step = MAKE[contestant](ROWS[name])
         return step
-    given = contestants.ingredients(work, **({} if contestant == "poptorch" else {"foreach": True}))
-    batches = [sequences(work.micro, length) for length in LENGTHS]
-    assert given.optimizer is not None
+    torch.manual_seed(0)
+    model = varying_sizes.Bert(2)
     if contestant == "poptorch":
-        import poptorch
-
-        options = poptorch.Options().backend("optimise").showCompilationProgressBar(False)
-        options.programs(len(LENGTHS))  # if the compiler needs the sizes as numbers
-        wrapped = poptorch.trainingModel(given.net, options, given.optimizer)
-        return lambda: [wrapped(*batch) for batch in batches]
-    compiling = contestant == "torch.compile"
-    net = torch.compile(given.net) if compiling else given.net
-    update = torch.compile(given.optimizer.step) if compiling else given.optimizer.step
-
-    def train(x: torch.Tensor, y: torch.Tensor) -> None:
-        given.optimizer.zero_grad(set_to_none=True)  # type: ignore[union-attr]
-        net(x, y)[1].backward()
-        update()
-
-    return lambda: [train(*batch) for batch in batches]
+        update = varying_sizes.ours(model)
+    else:
+        compiling = contestant == "torch.compile"
+        update = varying_sizes.plain(model, torch.compile(model) if compiling else model)
+    batches = [varying_sizes.batch(length) for length in varying_sizes.lengths(LENGTHS)]
+    return lambda: [update(*batch) for batch in batches]
 
 
 def first(name: str, contestant: str) -> dict[str, Any]:
@@ -221,7 +192,7 @@ def row(name: str, rounds: int) -> list[str]:
     """Measure a row, and return its cells."""
     starts = {each: child(name, each, "0") for each in ("torch.compile", "poptorch")}
     steps = child(name, "steps", str(rounds))
-    cells = [ROWS[name].title]
+    cells = [TITLES[name]]
     for start in starts.values():
         cells.append(f"{start['seconds']:.1f}" if "seconds" in start else "refused")
     cells += [f"{steps[each] * 1e3:.2f}" if each in steps else "refused" for each in MAKE]
@@ -262,7 +233,7 @@ def add(text: str, path: Path) -> None:
 def main() -> None:
     """Print the section, and add it to the results."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("rows", nargs="*", metavar="ROW", help=f"of {', '.join(ROWS)}")
+    parser.add_argument("rows", nargs="*", metavar="ROW", help=f"of {', '.join(TITLES)}")
     parser.add_argument("--rounds", type=int, default=31)
     parser.add_argument("--out", type=Path, help="results to which the section is added")
     parser.add_argument("--inside", nargs=3, help=argparse.SUPPRESS)
@@ -271,7 +242,7 @@ def main() -> None:
         inside(*chosen.inside)
         return
     rows = []
-    for name in chosen.rows or ROWS:
+    for name in chosen.rows or TITLES:
         rows.append(row(name, chosen.rounds))
         print(" | ".join(rows[-1]), flush=True)
     text = section(rows, chosen.rounds)

@@ -86,6 +86,11 @@ def batch(length: int) -> tuple[torch.Tensor, torch.Tensor]:
     return x, y
 
 
+def lengths(count: int) -> list[int]:
+    """Return different lengths in the order in which they are trained."""
+    return (torch.randperm(LONGEST + 1 - SHORTEST)[:count] + SHORTEST).tolist()
+
+
 def timed(step: Step, length: int) -> tuple[float, float]:
     """Return the processor seconds of an update, and its loss."""
     x, y = batch(length)
@@ -115,10 +120,10 @@ class Counter:
         return f"{self.captured} programs captured, {self.compiled} graphs compiled"
 
 
-def static_times(model: nn.Module, lengths: list[int], again: int) -> dict[int, float]:
+def static_times(model: nn.Module, some: list[int], again: int) -> dict[int, float]:
     """Return the seconds of an update in a program for one length, for each length."""
     times = {}
-    for length in lengths:
+    for length in some:
         step = ours(copy.deepcopy(model), programs=1)
         timed(step, length)
         times[length] = min(timed(step, length)[0] for _ in range(again))
@@ -138,8 +143,7 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     model, counter = Bert(chosen.layers), Counter()
-    order = torch.randperm(LONGEST + 1 - SHORTEST)[: chosen.lengths]
-    lengths = (order + SHORTEST).tolist()
+    order = lengths(chosen.lengths)
     models = {name: copy.deepcopy(model) for name in ("eager", "torch.compile", "poptorch")}
     steps: dict[str, Step] = {"eager": plain(models["eager"], models["eager"])}
     if not chosen.without_compile:
@@ -147,11 +151,11 @@ def main() -> None:
         steps["torch.compile"] = plain(models["torch.compile"], compiled)
     steps["poptorch"] = ours(models["poptorch"])
     seconds: dict[str, list[float]] = {name: [] for name in steps}
-    latest: dict[int, list[float]] = {length: [] for length in lengths}
+    latest: dict[int, list[float]] = {length: [] for length in order}
     apart, counts = 0.0, []
     for _ in range(chosen.rounds):
         rounds = dict.fromkeys(steps, 0.0)
-        for at, length in enumerate(lengths):
+        for at, length in enumerate(order):
             losses = {}
             for name, step in steps.items():
                 used, losses[name] = timed(step, length)
@@ -163,14 +167,12 @@ def main() -> None:
         for name, used in rounds.items():
             seconds[name].append(used)
     counts.append(str(counter))
-    print(
-        f"BERT of {chosen.layers} layers, {len(lengths)} lengths: processor seconds of each round"
-    )
+    print(f"BERT of {chosen.layers} layers, {len(order)} lengths: processor seconds of each round")
     for name, each in seconds.items():
         print(f"  {name:<14} {', '.join(f'{used:.2f}' for used in each)}", flush=True)
     print(f"  after {FIRST} lengths: {counts[0]}; at the end: {counts[1]}")
     print(f"  losses at most {apart:.1e} apart")
-    some = sorted(lengths)[:: max(1, len(lengths) // max(1, chosen.static))][: chosen.static]
+    some = sorted(order)[:: max(1, len(order) // max(1, chosen.static))][: chosen.static]
     alone = static_times(model, some, chosen.rounds + 1)
     ratios = {length: min(latest[length]) / alone[length] for length in some}
     for length, ratio in ratios.items():

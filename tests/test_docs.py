@@ -13,6 +13,7 @@ import logging
 import pkgutil
 import re
 import sys
+import tomllib
 import types
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -113,6 +114,14 @@ from pathlib import Path
 
 print("threads at the end:", *[p.read_text() for p in Path("/proc/self/task").glob("*/comm")])
 """
+
+
+def test_metadata_and_status_name_the_version_of_the_package() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    status = (ROOT / "docs" / "status.md").read_text()
+
+    assert project["version"] == poptorch.__version__
+    assert f"works in version {poptorch.__version__}," in status
 
 
 @pytest.mark.slow
