@@ -385,6 +385,7 @@ def test_results_of_all_kinds_are_those_of_eager_pytorch(monkeypatch: pytest.Mon
     assert own.isdisjoint(value.data_ptr() for value in (*second.values(), *inputs))
 
 
+@pytest.mark.larger("test_results_of_all_kinds_are_those_of_eager_pytorch")
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_types_agree_within_their_rounding(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
@@ -400,6 +401,7 @@ def test_half_types_agree_within_their_rounding(
     torch.testing.assert_close(executor(x), expected, **near(16 + FUNCTION, dtype=dtype))
 
 
+@pytest.mark.larger("test_the_faster_runtime_stays_and_the_plan_names_it")
 @pytest.mark.parametrize("counts", [{"iterations": 4}, {"replicas": 2}])
 def test_several_micro_batches_agree(
     counts: dict[str, int], monkeypatch: pytest.MonkeyPatch
@@ -414,6 +416,7 @@ def test_several_micro_batches_agree(
     assert runtime(executor) == "onnxruntime"
 
 
+@pytest.mark.larger("test_the_faster_runtime_stays_and_the_plan_names_it")
 def test_other_sizes_stay_in_compiled_code(monkeypatch: pytest.MonkeyPatch) -> None:
     favouring(monkeypatch, ALWAYS)
     model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).eval()
@@ -453,6 +456,7 @@ def live_sessions() -> int:
     return sum(type(each) is onnxruntime.InferenceSession for each in gc.get_objects())
 
 
+@pytest.mark.larger("test_the_faster_runtime_stays_and_the_plan_names_it")
 def test_threads_call_one_model_and_two_models(monkeypatch: pytest.MonkeyPatch) -> None:
     favouring(monkeypatch, ALWAYS)
     x, models = normal(2, 3, 6, 5), [Mixed().eval(), Mixed().eval()]

@@ -79,6 +79,7 @@ def test_columns_of_a_weight_are_contiguous_for_one_row() -> None:
     assert f"{LAYOUT_CHANGES}: float32[24, 40]" in forward_graph(executor)
 
 
+@pytest.mark.full("measures the memory of a process that has started for it")
 @pytest.mark.parametrize(
     "backend, rows, most",
     [("reference", 8, 2), ("inductor", 8, 2), ("inductor", 1, 2), ("onnxruntime", 8, 3)],

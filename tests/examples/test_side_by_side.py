@@ -140,6 +140,7 @@ def test_poptorch_follows_the_native_loop(
     assert ported.compile_seconds is not None
 
 
+@pytest.mark.larger("test_poptorch_follows_the_native_loop")
 def test_the_demo_shows_results_of_native_pytorch_and_poptorch() -> None:
     text = script("demo.py", "--limit", "320", "--epochs", "1", "--threads", "1")
     assert "Speeds are not compared: poptorch runs on the reference backend" in text

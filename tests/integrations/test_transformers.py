@@ -165,6 +165,7 @@ class Notes(transformers.TrainerCallback):
         self.metrics.append(metrics)
 
 
+@pytest.mark.larger("test_label_smoothing_and_metrics_and_predictions")
 def test_callbacks_and_metrics_of_inputs_losses_and_chosen_outputs(tmp_path: Path) -> None:
     """The last batch to evaluate is short; logits are reduced before they are gathered."""
 
@@ -384,6 +385,7 @@ def test_padding_that_changes_gradients_is_noticed_where_the_loss_does_not_show_
     assert "batches keep their lengths" in caplog.text
 
 
+@pytest.mark.larger("test_no_samples_are_left_out")
 def test_sizes_that_the_user_chose_are_kept(tmp_path: Path) -> None:
     collate = poptorch.PadToSizes([4, 8], {"input_ids": 0, "attention_mask": 0})
     changes = {"train_sampling_strategy": "sequential"}
@@ -503,6 +505,7 @@ def test_decorators_that_add_arguments_see_a_call_as_it_was() -> None:
     torch.testing.assert_close(got.last_hidden_state, model(ids).last_hidden_state)
 
 
+@pytest.mark.larger("test_losses_are_those_of_the_plain_trainer")
 def test_a_mixture_of_experts_trains() -> None:
     config = transformers.MixtralConfig(**SIZES, num_local_experts=2, num_experts_per_tok=1)
     model = transformers.MixtralForCausalLM(config)

@@ -48,6 +48,7 @@ def listening(process: psutil.Process) -> set[str]:
     return {each.laddr.ip for each in found if each.status == psutil.CONN_LISTEN}
 
 
+@pytest.mark.full("starts a launcher and two processes, which import everything")
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_on_one_machine_no_process_listens_to_a_network(launcher: str, tmp_path: Path) -> None:
     """Torchrun's own agent listens on all interfaces: nothing of ours is kept there."""
@@ -69,7 +70,7 @@ def test_on_one_machine_no_process_listens_to_a_network(launcher: str, tmp_path:
     assert all(ipaddress.ip_address(address).is_loopback for address in addresses), addresses
 
 
-@pytest.mark.larger("test_on_one_machine_no_process_listens_to_a_network")
+@pytest.mark.full("starts two processes, which import everything")
 @pytest.mark.parametrize("how, status", [("ends", 0), long("raises", 1), long("exits with 3", 3)])
 def test_a_process_of_a_job_ends_with_its_own_status(how: str, status: int, tmp_path: Path) -> None:
     """Its threads have ended before Python does, which aborts the process otherwise."""

@@ -134,7 +134,7 @@ def built(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     return keys
 
 
-@pytest.mark.slow
+@pytest.mark.larger("test_compiled_code_serves_all_sizes")
 def test_an_assumption_of_the_compiler_is_a_condition_of_its_code(built: list[str]) -> None:
     executor = wrapped(Summing().eval(), backend="inductor")
     lengths_served(executor, 5, 9, 4000, 30)
@@ -158,7 +158,7 @@ def test_stored_code_keeps_its_conditions(built: list[str]) -> None:
     assert runs_compiled(executor)
 
 
-@pytest.mark.slow
+@pytest.mark.larger("test_compiled_code_serves_all_sizes")
 def test_sizes_beyond_those_of_the_code_are_interpreted_until_theirs_is_compiled(
     built: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -785,6 +785,7 @@ def test_a_batch_that_does_not_divide_does_not_change_the_iterations_of_others()
     assert "for all sizes of *args[0] float32[s0, 8]" in str(executor.plan())
 
 
+@pytest.mark.larger("test_compiled_code_serves_all_sizes")
 def test_where_compiling_needs_numbers_each_size_has_its_own_code(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
