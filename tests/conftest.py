@@ -74,7 +74,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """For a quick look do not even import what a file needs in which everything is slow."""
+    """In quick runs, do not import files in which all tests are slow."""
     if config.getoption("--cases") != "quick" or collection_path.suffix != ".py":
         return None
     slow = re.search(r"^pytestmark = (\[\s*)?pytest.mark.slow\b", collection_path.read_text(), re.M)
@@ -111,7 +111,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """What was imported stays: collecting garbage between tests need not look at it again."""
+    """Exclude imported objects from garbage collection between tests, because they stay."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 50)  # tracing makes many objects: a tenth of the time went here
@@ -119,7 +119,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """What a file of tests leaves stays, too: each later look for garbage took two seconds."""
+    """Also exclude what a test file leaves: later garbage collections took two seconds each."""
     if nextitem is None or nextitem.path != item.path:
         gc.collect()
         gc.freeze()

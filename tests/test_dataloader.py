@@ -214,7 +214,7 @@ def test_data_sets_that_contain_others_that_do_not_ask_cause_the_warning(
 @pytest.mark.spec("data", 19, 25, 29)
 @pytest.mark.parametrize("mode", few(ALL_MODES, DataLoaderMode.Async))
 def test_torch_s_workers(mode: DataLoaderMode, caplog: pytest.LogCaptureFixture) -> None:
-    """They have their usual ids; iterable data repeats in every one, which warns."""
+    """Workers have their usual ids. Iterable data repeats in every worker, with a warning."""
     own = {"worker_init_fn": sets.note_worker, "persistent_workers": False}
     made = loader(sets.Workers(6), 1, mode=mode, num_workers=2, **own)
     assert not made.persistent_workers

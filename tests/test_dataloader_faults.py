@@ -62,7 +62,7 @@ def worker_pid(made: AsynchronousDataAccessor | torch_dataloader.DataLoader) -> 
 
 
 def limit_file_size(index: int) -> None:
-    """For the ring's memory."""
+    """Limit the size of files, so that there is no space for the ring of buffers."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (1, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
 
 
@@ -136,7 +136,7 @@ def test_a_killed_process_is_noticed_after_the_loaded_data(strategy: SharingStra
 
 
 def leave_a_segment(worker: int) -> None:
-    """What a worker leaves that is ended between naming memory and taking the name away."""
+    """Leave a named memory segment, like a worker that is killed before it removes the name."""
     torch_worker.MP_STATUS_CHECK_INTERVAL = 1e6  # it does not look whether its parent is there
     if not Path("/dev/shm").is_dir():
         return
@@ -443,7 +443,7 @@ if __name__ == "__main__":
 @pytest.mark.long
 @pytest.mark.skipif(not _can_mount(), reason="needs a private /dev/shm of 64 kB")
 def test_a_full_dev_shm_is_an_error_that_names_shared_memory(tmp_path: Path) -> None:
-    """The ring does not live there; what torch's workers send does, and their failure is told."""
+    """The ring is not in /dev/shm, but tensors from torch's workers are; the error reports this."""
     script = tmp_path / "p.py"
     script.write_text(SMALL_SHM)
     mount = "mount -t tmpfs -o size=64k tmpfs /dev/shm"

@@ -307,7 +307,7 @@ def test_no_test_defines_its_own_limits_or_tolerances(names: tuple[str, ...]) ->
 
 @pytest.mark.xfail(raises=pytest.fail.Exception, strict=True, reason="conftest fails it")
 def test_a_test_fails_if_compilation_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its results are right, and its backend is another."""
+    """The results are right, but another backend computed them."""
 
     def broken(*_: object) -> None:
         raise RuntimeError("on strike")

@@ -244,7 +244,9 @@ HEAVY = ("torch._inductor", "torch.distributed", "matplotlib", "triton")
 
 @pytest.fixture(scope="module")
 def probe(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What a fresh interpreter, in which warnings are errors, says of an import and a call."""
+    """Return the output of a new interpreter that imports and calls poptorch. Warnings are
+    errors.
+    """
     folder = tmp_path_factory.mktemp("probe")
     command = [sys.executable, "-W", "error", "-c", PROBE]
     how = {"cwd": folder, "env": {**os.environ, "PYTHONPATH": str(ROOT / "src")}}

@@ -126,7 +126,7 @@ def test_options_of_another_type_are_refused() -> None:
 
 
 class Strange(torch.Tensor):
-    """A class of tensors that nobody knows."""
+    """An unknown subclass of tensors."""
 
 
 def test_a_buffer_of_another_class_of_tensors_is_refused() -> None:

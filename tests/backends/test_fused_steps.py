@@ -159,7 +159,7 @@ def test_only_a_gradient_may_be_read_by_others(name: str, extra: Any, taken: boo
 )
 @pytest.mark.parametrize("name, which", [("adam", n) for n in (0, 2, 3)] + [("sgd", 0), ("sgd", 2)])
 def test_other_types_layouts_and_shapes_are_left_alone(change: Any, name: str, which: int) -> None:
-    """Of a weight or a moment."""
+    """The weight, or a moment, has another type, layout or shape."""
     module, _ = graph(name, True, {}, nothing)
     node = module.graph.find_nodes(op="placeholder")[which]
     node.meta["val"] = change(node.meta["val"])
@@ -168,7 +168,7 @@ def test_other_types_layouts_and_shapes_are_left_alone(change: Any, name: str, w
 
 @pytest.mark.parametrize("name", ["adam", "sgd"])
 def test_a_gradient_may_have_another_layout_than_in_the_trace(name: str) -> None:
-    """Those of convolutions do, on some processors."""
+    """This happens with gradients of convolutions on some processors."""
     module, (weight, gradient, *rest) = graph(name, False, {}, nothing)
     fused_steps.fuse_steps(module)
     assert is_taken(module)
@@ -202,7 +202,7 @@ def test_narrow_weights_are_computed_in_float32(name: str) -> None:
 
 
 def test_a_narrow_weight_that_is_cast_elsewhere_too_is_taken_by_the_kernel() -> None:
-    """As biases in half are, which forward adds in float32."""
+    """This happens with half-precision biases that forward adds in float32."""
 
     def function(weight: Any, gradient: Any, first: Any, second: Any) -> Any:
         read = weight.float() * 2
@@ -251,7 +251,7 @@ def rewritten(function: Any, *arguments: torch.Tensor) -> Any:
 
 
 def written(graph: Any) -> list[str]:
-    """The names of values that are computed where others lie."""
+    """Return the names of values that are computed in the memory of others."""
     return [node.kwargs["out"].name for node in graph.nodes if "out" in node.kwargs]
 
 

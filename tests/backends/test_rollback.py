@@ -70,7 +70,7 @@ def fails(executable: LoopExecutable, state: State, *batch: torch.Tensor) -> Non
 @pytest.mark.slow
 @pytest.mark.parametrize("lanes, limit", [(0, resource.RLIMIT_AS), (1, resource.RLIMIT_DATA)])
 def test_values_that_a_run_has_written_are_restored(lanes: int, limited: None) -> None:
-    """Of two updates of two micro-batches the second tears."""
+    """The second of two updates fails while it is written."""
     layers = {"layer": nn.Linear(4, 3), "norm": nn.BatchNorm1d(3)}
     model = Having(lambda m, x, y: nn.functional.mse_loss(m.norm(m.layer(x)), y), **layers)
     opts = options(iterations=2, accumulation=2).lanes(lanes)
@@ -139,7 +139,7 @@ def test_a_staged_call_that_fails_puts_back_a_generator_of_the_models(
 
 
 def looking_up(model: Having, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """As transformers do: a part of a buffer with more positions says which rows are looked up."""
+    """Look up rows by a part of a longer buffer of positions, as transformers do."""
     places = model.positions[:, :3]
     kinds = torch.gather(model.first.expand(8, -1), 1, places.expand(8, -1))
     return nn.functional.mse_loss((model.rows(places) + model.kinds(kinds)).sum(1) + x[:, :3], y)
@@ -164,7 +164,7 @@ def test_indices_in_buffers_are_checked_when_the_buffers_change() -> None:
 
 
 class Shifted(nn.Module):
-    """As language models do: labels are shifted, and decoders start from labels."""
+    """Shifts labels and starts decoders from labels, as language models do."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -217,7 +217,7 @@ def looks_up(model: nn.Module, x: torch.Tensor, at: torch.Tensor) -> torch.Tenso
 
 
 class Group:
-    """Two processes of which the other one has the same gradients."""
+    """Two processes with the same gradients."""
 
     def __init__(self) -> None:
         self.log: list[str] = []

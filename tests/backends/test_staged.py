@@ -167,7 +167,7 @@ def test_a_missing_transfer_or_a_weight_on_another_chip_is_an_error() -> None:
 def test_gradients_are_added_up_with_those_of_another_process(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Which has the same ones, so that their mean is what this one has alone."""
+    """The other process has the same gradients, so the mean is that of this process alone."""
     monkeypatch.setattr(staged_module.Peers, "all_reduce", lambda *a: [t.mul_(2) for t in a[1]])
     states = []
     for processes in (1, 2):
@@ -332,7 +332,7 @@ def test_parts_compute_on_the_device_of_their_chip(monkeypatch: pytest.MonkeyPat
 
 
 def test_the_reference_tier_works_on_a_device_with_its_own_memory() -> None:
-    """In a process of its own: torch has one place for such a device."""
+    """This runs in a separate process, because torch can register only one such device."""
     folders = os.pathsep.join(map(str, (PACKAGE.parent, ROOT / "tests")))
     environment = programs.with_ours(PYTHONPATH=folders)
     done = programs.run("-m", "helpers.elsewhere", environment=environment)

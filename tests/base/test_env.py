@@ -127,7 +127,9 @@ GIB = 1 << 30
 
 @pytest.fixture
 def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A machine with 20 GiB to spare, of which 19 are in the page cache; its control groups."""
+    """Return the control groups of a machine with 20 GiB available, 19 of them in the page
+    cache.
+    """
     memory = SimpleNamespace(total=24 * GIB, available=20 * GIB, free=GIB)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
     monkeypatch.setattr(resources, "_CONTROL_GROUPS", tmp_path)

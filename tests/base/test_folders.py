@@ -123,7 +123,9 @@ def test_files_that_others_can_write_to_or_link_to_do_not_count_as_the_users_own
 
 @pytest.mark.slow
 def test_the_link_of_another_user_is_not_followed(shared: Path, tmp_path: Path) -> None:
-    """It leads to a folder of the user now, and elsewhere as soon as that has been looked at."""
+    """The link leads to a folder of the user until the folder is checked, and then somewhere
+    else.
+    """
     users.run("import os, sys; os.symlink(*sys.argv[1:])", str(tmp_path), str(shared / "code"))
 
     assert problem_with(shared / "code") == f"{shared / 'code'} is a link of another user"

@@ -19,7 +19,7 @@ class Target:
 
 
 class AlarmError(Exception):
-    """What a script's own handler raises."""
+    """The exception that a script's own handler raises."""
 
 
 @pytest.fixture(autouse=True)
@@ -43,7 +43,7 @@ def forever() -> None:
 
 
 def dropped_by_a_callback() -> None:
-    """As by those of the locks of imports: Python says "Exception ignored in"."""
+    """The locks of imports do this: Python prints "Exception ignored in"."""
     target = Target()
     reference = weakref.ref(target, lambda _: press())
     del target

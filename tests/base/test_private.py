@@ -62,7 +62,7 @@ def _warnings_are_repeated(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def net() -> Having:
-    """With batch norm and a recurrent layer."""
+    """Return a model with batch norm and a recurrent layer."""
 
     def forward(
         model: Having, x: torch.Tensor, y: torch.Tensor
@@ -359,7 +359,7 @@ def test_every_name_is_listed() -> None:
 
 @pytest.mark.slow
 def test_private_names_exist_in_the_releases_where_they_were_found() -> None:
-    """Those of the newest release that was tried, in one that is newer."""
+    """In a newer release, the names of the newest tested release must exist."""
     version = torch.__version__.partition("+")[0]
     release = version if version in RELEASES else RELEASES[-1]
     expected = {path for path, releases in SEEN.items() if release in releases}

@@ -221,7 +221,7 @@ def test_leftovers_of_another_file_stay(tmp_path: Path) -> None:
 
 
 def test_leftovers_of_another_host_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Locks may not reach that host: nobody knows here whether its process still writes."""
+    """Locks may not work across hosts, so the process on that host may still be writing."""
     with monkeypatch.context() as elsewhere:
         elsewhere.setattr(safe_files, "_host", lambda: "another")
         left = killed_while_writing(tmp_path / "file")
@@ -232,7 +232,7 @@ def test_leftovers_of_another_host_stay(tmp_path: Path, monkeypatch: pytest.Monk
 def test_an_unfinished_file_stays_while_its_writer_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In another container this process's number means nothing, or another process."""
+    """In another container, the id of this process does not exist or belongs to another process."""
     path = tmp_path / "file"
     with monkeypatch.context() as container:
         container.setattr(os, "getpid", lambda: 1 << 23)

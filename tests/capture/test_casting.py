@@ -66,7 +66,7 @@ LAYERS = {
 
 
 def called(layer: nn.Module, x: torch.Tensor) -> torch.Tensor | None:
-    """Call a layer of any kind; the states of cells are float32, whatever comes in."""
+    """Call a layer of any kind. The states of cells are float32, regardless of the input."""
     kind, state = type(layer).__name__, torch.ones(2, 4)
     rest = {
         "Bilinear": (x,),

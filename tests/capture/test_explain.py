@@ -46,7 +46,7 @@ def model_with_seven_constructs() -> Having:
 
 @pytest.fixture
 def findings(capsys: pytest.CaptureFixture[str]) -> Explanation:
-    """What is found in a model with seven constructs; what it prints stays here."""
+    """Return the findings for a model with seven constructs, without printing them."""
     found = explained(model_with_seven_constructs(), torch.ones(2, 3))
     assert isinstance(found, Explanation)
     return found
@@ -175,7 +175,7 @@ def test_a_model_that_can_be_captured_has_nothing_to_explain() -> None:
 
 
 def test_nodes_know_the_lines_of_forward_and_no_others() -> None:
-    """Of the user's own forwards, outermost first; of no function that these call."""
+    """The lines are those of the user's own forward methods, outermost first."""
 
     class Inner(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -216,7 +216,7 @@ STORAGE = torch.zeros(64)
 def test_tensors_in_the_memory_of_others_are_found(
     views: list[tuple[int, list[tuple[Any, ...]], torch.dtype]],
 ) -> None:
-    """With elements of another size these may lie in between."""
+    """Elements of another size may be between the elements of the other tensor."""
     tensors, memory = {}, {}
     for path, (first, dims, dtype) in enumerate(views):
         shape, strides = [length for length, _ in dims], [stride for _, stride in dims]

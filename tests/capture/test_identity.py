@@ -18,7 +18,7 @@ X, Y = normal(8, 4), normal(8, 3, seed=1)
 
 
 def model(function: Callable[..., Any], **state: Any) -> Having:
-    """Return a module whose loss is that of what the function makes of it and the inputs."""
+    """Return a module whose loss is computed from the result of the function."""
     torch.manual_seed(3)
     return Having(
         lambda m, x, y: nn.functional.mse_loss(function(m, x), y), layer=nn.Linear(4, 3), **state
@@ -204,7 +204,7 @@ class Doubling(nn.Parameter):
 
 
 class Named(torch.Tensor):
-    """A tensor whose class goes on to what is computed from it."""
+    """A tensor whose class is also the class of results that are computed from it."""
 
     @property
     def doubled(self) -> Any:

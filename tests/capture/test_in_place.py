@@ -162,7 +162,7 @@ def test_batch_norms_and_copies_into_buffers_are_fine() -> None:
 def test_only_code_that_writes_to_parts_or_computes_in_half_is_traced_twice(
     function: Callable[..., Any], is_traced_twice: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Which takes two fifths of a capture's time."""
+    """The second trace takes two fifths of the time of a capture."""
     traced, usual = [], purity._functionalize
     monkeypatch.setattr(purity, "_functionalize", lambda *a: traced.append(1) or usual(*a))
     layers = {"layer": nn.Linear(3, 3), "norm": nn.LayerNorm(2)}
@@ -174,7 +174,7 @@ X, LABELS = torch.randn(24, 12, 6), torch.randint(-3, 9, (24, 5)).where(torch.ar
 
 
 def ctc(model: Having, x: torch.Tensor, labels: torch.Tensor, more: int = 0) -> torch.Tensor:
-    """Do what speech models do: check labels, whose values are known then, and mask steps."""
+    """Check labels, whose values are known, and mask steps, as speech models do."""
     assert more or labels.max() < 9
     there, hidden = labels >= 1, x * 2
     hidden[x[..., 0] > 1] = model.masked

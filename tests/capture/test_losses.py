@@ -37,7 +37,7 @@ def follows(losses: Callable[..., Any], loss: Callable[..., Any], lanes: int = 1
 
 
 def step(model: Having, lanes: int) -> object:
-    """The last micro-batch, whose results come back, is that of X and Y."""
+    """X and Y are the last micro-batch, whose results are returned."""
     executor = training(model, options(accumulation=lanes), lr=1.0)
     return executor(*map(torch.cat, zip(*MICRO_BATCHES[:lanes][::-1], strict=True)))
 
@@ -155,7 +155,7 @@ FOLLOWED = pairs("followed", "o, y", **globals()) | {
 def test_training_follows_the_returned_scalar_that_is_made_of_all_losses(
     losses: Callable[..., Any], loss: Callable[..., Any]
 ) -> None:
-    """As ``loss.backward()`` of what forward returned would; no metrics and no inner losses."""
+    """This equals ``loss.backward()`` of the returned value, without metrics and inner losses."""
     torch.testing.assert_close(follows(losses, loss, lanes=2), value_of(losses))
 
 

@@ -202,7 +202,7 @@ def test_an_older_checkpoint_trains_nothing_from_inputs_without_gradient() -> No
 
 
 def test_a_checkpoint_without_the_random_state_draws_new_numbers() -> None:
-    """As in eager torch, where the gradient is not that of the output, either."""
+    """In eager PyTorch the gradient does not belong to the output, either."""
 
     def forward(m: Having, x: torch.Tensor) -> torch.Tensor:
         out = checkpoint(

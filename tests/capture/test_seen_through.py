@@ -36,7 +36,7 @@ def net(calling: Callable[..., Any] = lambda block, x: block(x)) -> Having:
 
 
 def compiled_parts() -> nn.Module:
-    """One of which is compiled in place, and the other replaced."""
+    """Compile one part in place, and replace the other one by its compiled form."""
     model = net()
     model.block.compile()
     model.last = torch.compile(model.last)

@@ -291,7 +291,7 @@ def test_draws_are_the_same_one_after_another_and_side_by_side(
 @pytest.mark.slow
 @pytest.mark.parametrize("lanes", [0, 1])
 def test_an_encoder_drops_the_same_elements_as_in_eager_torch(lanes: int) -> None:
-    """Its attention returns samples in the second dimension of memory, as masks then lie."""
+    """Attention returns samples in the second dimension of memory, so masks have that layout."""
 
     def forward(m: Having, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         out = m.layer(x)

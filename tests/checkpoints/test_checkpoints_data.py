@@ -93,7 +93,7 @@ def sized(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def in_batches(make: Make, seed: int, **settings: Any) -> data.DataLoader[Any]:
-    """A loader whose batches are made by a sampler that the user gives."""
+    """Return a loader whose batches come from the user's own sampler."""
     sampler = data.BatchSampler(Lazy(seed), BATCH, drop_last=True)
     return make(Drawing(), batch_sampler=sampler, **settings)
 

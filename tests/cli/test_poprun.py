@@ -35,7 +35,7 @@ def job(folder: Path, *arguments: str, **more: str) -> tuple[int, str]:
 @pytest.mark.slow
 @pytest.mark.spec("parallel", 36, 37)
 def test_instances_on_two_hosts_know_their_index(tmp_path: Path) -> None:
-    """A shell that runs its second argument here stands for ssh."""
+    """A shell that runs its second argument on this machine replaces ssh."""
     shell, exported = tmp_path / "shell", tmp_path / "job.json"
     shell.write_text('#!/bin/sh\nexec sh -c "$2"\n')
     shell.chmod(0o755)
@@ -84,7 +84,7 @@ def test_instances_on_two_hosts_know_their_index(tmp_path: Path) -> None:
 
 @pytest.mark.spec("parallel", 36)
 def test_the_first_replica_of_processes_on_two_hosts_that_share_stages() -> None:
-    """Six processes, of which two share each model of two replicas, three on each host."""
+    """Six processes, three on each host; every two of them share a model of two replicas."""
     offsets = {}
     for index in range(6):
         torchruns = {"RANK": index, "LOCAL_RANK": index % 3, "WORLD_SIZE": 6, "LOCAL_WORLD_SIZE": 3}

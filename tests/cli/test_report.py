@@ -145,7 +145,7 @@ def test_a_file_that_is_not_a_report_is_refused(text: str, profile: Path) -> Non
 
 
 def test_a_pipe_in_the_place_of_a_report_is_refused(profile: Path, capsys: Printed) -> None:
-    """Whoever opens it waits for ever."""
+    """Opening the pipe would block forever."""
     profile.unlink()
     os.mkfifo(profile)
 

@@ -161,7 +161,7 @@ def test_progress_says_how_long_compiling_takes_before_it_fails(broken: Broken) 
 @pytest.mark.compiling_fails
 @with_compilers(IN_FIRST_CALL + AFTER_FIRST_CALL)
 def test_a_failed_compilation_keeps_no_model_alive(broken: Broken) -> None:
-    """Torch keeps the failure, whose frames had the program."""
+    """Torch keeps the exception, and the exception's frames referred to the program."""
     session = weakref.ref(broken.model._session)
 
     broken.model = None

@@ -438,7 +438,7 @@ def test_trimming_to_nothing_forgets_checks(folder: Path) -> None:
 
 
 def test_trimming_to_a_size_keeps_checks(folder: Path) -> None:
-    """They need almost no space."""
+    """Results of checks need almost no space."""
     trained(folder)
     before = checks_of(folder)
 
@@ -461,7 +461,7 @@ def test_trimming_by_age_forgets_old_checks(folder: Path) -> None:
 
 
 def many_operators(size: int) -> nn.Module:
-    """A model whose capture takes long enough to meet another one."""
+    """A model whose capture takes long enough to overlap another capture."""
 
     def forward(
         model: Having, x: torch.Tensor, target: torch.Tensor
@@ -542,7 +542,7 @@ CapturedWithReader = tuple[Seen, poptorch.PoplarExecutor, dict[str, nn.Parameter
 
 
 def test_another_thread_meets_no_traced_tensors(captured_with_reader: CapturedWithReader) -> None:
-    """They have no data."""
+    """Traced tensors have no data."""
     model, _, _ = captured_with_reader
 
     assert model.kinds

@@ -141,7 +141,9 @@ def test_users_with_different_keys_share_a_folder_of_code(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """As containers do that get a new home each, and a volume for compiled code."""
+    """Containers do this if each has a new home directory and they share a volume for compiled
+    code.
+    """
 
     def with_key_of(name: str) -> list[int]:
         monkeypatch.setenv("POPTORCH_KEY_FILE", str(tmp_path / name))

@@ -295,7 +295,9 @@ def test_a_process_at_low_priority_serves_no_other_program(kept: list[Any]) -> N
 
 @pytest.mark.slow
 def test_a_compiler_process_ends_with_the_one_that_started_it(tmp_path: Path) -> None:
-    """However that one ended: nobody holds the other end of the socket any more."""
+    """No other process holds the other end of the socket, so the way in which it ended does not
+    matter.
+    """
     process = compiler_processes.CompilerProcess("inductor")
     process.socket.close()
     assert process.process.wait() == -signal.SIGKILL

@@ -31,7 +31,7 @@ SEED = 5
 
 
 class LittleLaneMemory(Setup):
-    """With little memory for lanes."""
+    """A setup with little memory for lanes."""
 
     def options(self) -> poptorch.Options:
         return super().options().laneMemory(4000)
@@ -109,7 +109,7 @@ def test_inference_equals_eager(name: str) -> None:
 
 @pytest.mark.parametrize("pages", [1 << 30, 300_000])
 def test_the_budget_falls_in_halves(pages: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is free at the moment must not show in what compiled code is kept under."""
+    """The key of compiled code must not depend on the memory that is free at the moment."""
     monkeypatch.setattr(choosing, "available_memory", lambda: pages * 4096)
     budget = choosing.default_budget()
     assert budget.bit_count() == 1
@@ -137,7 +137,7 @@ def test_interpreting_backends_conform_to_the_protocol(backend: str, check: str)
 def test_inductor_with_default_settings_conforms_to_the_protocol(
     check: str, tmp_path: Path
 ) -> None:
-    """In a user's process, whose compiler conftest does not make quicker, with no code kept."""
+    """This runs as a user's process: without the settings of conftest, and without cached code."""
     program = f"import poptorch.testing; poptorch.testing.CONFORMANCE[{check!r}]('inductor')"
     settings = programs.with_ours(TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "code"))
     settings.pop("COMPILER_PATH", None)

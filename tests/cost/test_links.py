@@ -65,7 +65,7 @@ def test_gathering_takes_the_steps_of_its_source(n: int) -> None:
 
 @pytest.fixture
 def half_of_it_early() -> Exchanged:
-    """2 MB, of which 1 MB can leave when half of the computation is left."""
+    """2 MB of gradients. 1 MB can be sent when half of the computation remains."""
     return Exchanged((2e6,), ((1e6,),), left=0.5)
 
 

@@ -179,7 +179,7 @@ def test_loops_that_torch_cannot_split_in_the_same_way_are_compiled_unchanged(
 
 
 class Slow:
-    """A builder of torch's whose compiler never ends, and has a child process."""
+    """A builder of torch whose compiler never ends and has a child process."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self._sources_args, self._compiler = str(folder / f"{name}.cpp"), "g++"

@@ -23,7 +23,7 @@ def in_this_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("in_this_process")
 def test_code_is_compiled_without_a_shortcut_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever is the matter with it, the second attempt does as torch does."""
+    """The second attempt does not use the shortcut, regardless of the reason of the failure."""
     attempts: list[object] = []
 
     def broken(graph: object) -> None:

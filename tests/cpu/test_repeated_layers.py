@@ -62,7 +62,7 @@ def test_layers_are_found_behind_many_short_repeats() -> None:
 
 @pytest.mark.usefixtures("small_pieces_pay")
 def test_two_encoders_are_one_piece_forward_and_one_backward() -> None:
-    """A product stands before them, and the loss between them and their gradients."""
+    """A product precedes the encoders, and the loss is between them and their gradients."""
     before, forward, loss, backward, rest = times_called(TWO_ENCODERS)
 
     assert forward == 2

@@ -162,7 +162,7 @@ class Doubting(nn.Module):
 
 
 class Noting(nn.Module):
-    """Leaves tensors in attributes for whoever looks at the model."""
+    """Stores tensors in attributes, for users who inspect the model."""
 
     def __init__(self) -> None:
         super().__init__()

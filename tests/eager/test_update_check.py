@@ -249,7 +249,7 @@ def test_an_optimizer_that_was_not_compared_is_compared_later(comparisons: list[
 
 
 class ByIdentity(torch.optim.Optimizer):
-    """Tells parameters apart by ``is``, which a traced step cannot."""
+    """Distinguishes parameters by ``is``, which does not work in a traced step."""
 
     def __init__(self, params: Any, layer: nn.Module) -> None:
         super().__init__(params, {"lr": 0.1})

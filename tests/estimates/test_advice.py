@@ -414,7 +414,7 @@ def test_advice_lists_recomputation_first_and_other_memory_second() -> None:
 
 
 def test_a_model_that_nothing_else_makes_fit_is_cut_over_more_chips() -> None:
-    """Its weights have 1 GiB, and its micro-batch is odd."""
+    """The weights take 1 GiB, and the size of the micro-batch is odd."""
     before = estimate(Size(4, 8000, 15, "SGD"), system="bow:4")
 
     first = before.advice[0]

@@ -223,7 +223,7 @@ def once() -> Estimate:
 
 @pytest.fixture(scope="module")
 def twice() -> Estimate:
-    """The same, whose forward pass is computed again."""
+    """The same model with recomputation."""
     options = poptorch.Options()
     options._Popart.set("autoRecomputation", 1)
     return trained(options=options)
@@ -400,13 +400,13 @@ TILE = 624 << 10
 
 @pytest.fixture(scope="module")
 def eleven_layers() -> Estimate:
-    """They leave 193 MiB for everything else."""
+    """Return a model whose weights leave 193 MiB for everything else."""
     return wide_layers(11)
 
 
 @pytest.fixture(scope="module")
 def fourteen_layers() -> Estimate:
-    """They leave one MiB for everything else."""
+    """Return a model whose weights leave one MiB for everything else."""
     return wide_layers(14)
 
 

@@ -112,7 +112,7 @@ LINK = Link(1e-3, 1e9)
 
 @pytest.fixture(scope="module")
 def small_layers() -> Estimate:
-    """With 1, 2 and 64 processes."""
+    """Estimate small layers with 1, 2 and 64 processes."""
     return estimated(1, 2, 64)
 
 

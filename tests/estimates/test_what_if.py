@@ -32,7 +32,7 @@ class Normed(pricing.Stack):
 
 
 def wrapped(training: bool, norm: bool = False, **settings: Any) -> poptorch.PoplarExecutor:
-    """Wrap the model with the options that stand for settings of a line."""
+    """Wrap the model with the options that correspond to the settings of a line."""
     opts = poptorch.Options().replicationFactor(settings.get("replicas", 1))
     at_once = settings.get("replicas", 1) * settings.get("micro_batch", 8)
     steps = settings.get("accumulation", ROWS // at_once)
@@ -238,7 +238,7 @@ def test_impossible_settings_are_refused(vary: Any, title: str) -> None:
 
 @pytest.fixture
 def of_replicas() -> Any:
-    """Return lines of three numbers of replicas, two of which cannot be."""
+    """Return the lines for three numbers of replicas, two of which are impossible."""
     vary = {"replicas": [1, 3, 4], "chip": ["mk2"]}
     return poptorch.what_if(wrapped(True), BATCH, system="mk2:4", vary=vary)
 

@@ -49,7 +49,7 @@ def test_the_examples_are_all_in_the_makefile_and_have_a_page() -> None:
 def test_the_example_of_the_readme_learns_as_eager_pytorch_does(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the words of the README's command, which save a picture and the weights."""
+    """The arguments are those of the README's command, which saves a picture and the weights."""
     monkeypatch.setenv("POPTORCH_BACKEND", "reference")
     module = importlib.import_module(f"{name}.train")
     (trained,) = [line for line in README.splitlines() if "train.py" in line]
@@ -191,7 +191,7 @@ def equal(one: Any, other: Any, **close: Any) -> None:
 def test_updates_are_those_of_sb3_where_its_order_does_not_matter(
     train: Any, still: list[str], interval: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its actor sees the critics after their step; here both see the weights of before."""
+    """Its actor uses the updated critics; here both use the weights from before the update."""
     monkeypatch.setattr(Normal, "rsample", lambda own, shape=(): own.loc + 0.3 * own.scale)
     kinds = sb3.SAC, train.CompiledSAC
     agents = [agent(kind, 16, target_update_interval=interval) for kind in kinds]

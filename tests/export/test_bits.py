@@ -151,7 +151,7 @@ def script(name: str) -> Any:
 
 
 class Example(NamedTuple):
-    """What makes a model, its micro-batches, and what makes a batch."""
+    """A function that makes a model, the micro-batches, and a function that makes a batch."""
 
     make: Callable[[], nn.Module]
     accumulation: int

@@ -188,7 +188,7 @@ def graphs_with_one_edge_more_than_nodes() -> list[Data]:
 def test_an_attribute_with_as_many_entries_in_every_graph_is_of_graphs(
     graphs_with_one_edge_more_than_nodes: list[Data],
 ) -> None:
-    """Three entries are as many as the first has nodes, and as many as the second has edges."""
+    """Three is the number of nodes of the first graph, and the number of edges of the second."""
     for sample in graphs_with_one_edge_more_than_nodes:
         sample.feature = torch.ones(3)
 

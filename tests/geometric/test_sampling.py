@@ -46,7 +46,7 @@ def whole() -> SamplerOutput:
 
 @pytest.fixture(scope="module")
 def nodes_within_two_hops() -> torch.Tensor:
-    """What torch_geometric says of the same seeds."""
+    """Return the result of torch_geometric for the same seeds."""
     nodes, _, _, _ = k_hop_subgraph([3, 7], 2, GRAPH.edge_index)
     return nodes
 
@@ -141,7 +141,7 @@ def star() -> Data:
 
 @pytest.mark.parametrize("replace", [False, True])
 def test_neighbours_are_drawn_in_proportion_to_their_weights(star: Data, replace: bool) -> None:
-    """Of 200 draws 150 are expected to be the node 4, with a standard deviation of 6."""
+    """Node 4 is expected in 150 of 200 draws, with a standard deviation of 6."""
     counts = torch.zeros(5)
 
     for _ in range(200):

@@ -59,7 +59,7 @@ def swapped() -> list[object]:
 
 @dataclass
 class Seen:
-    """What a thread finds that has nothing to do with a capture."""
+    """The functions that a thread sees while another thread captures a model."""
 
     flag: bool
     edges_without_loops: Any

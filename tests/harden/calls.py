@@ -131,7 +131,9 @@ CALLS = 12  # of one model
 
 
 def documented(error: BaseException) -> bool:
-    """Tell whether an exception is ours, or one of forward or an operator with our note."""
+    """Return whether an exception is ours, or comes from forward or an operator and has our
+    note.
+    """
     notes = getattr(error, "__notes__", ())
     ours = (FORWARD, rollback.note(0, 0))
     return isinstance(error, poptorch.Error) or any(note.startswith(ours) for note in notes)

@@ -26,7 +26,7 @@ mse, marked = F.mse_loss, functools.partial(poptorch.identity_loss, reduction="n
 
 @dataclasses.dataclass
 class Returned:
-    """What models of other libraries return."""
+    """The result of a model, as in other libraries."""
 
     loss: torch.Tensor
     logits: torch.Tensor
@@ -73,7 +73,7 @@ ENDINGS = {
 
 @dataclasses.dataclass(frozen=True)
 class Case(Setup):
-    """What is drawn; ``problem(case)`` runs it again."""
+    """A random case; ``problem(case)`` runs it again."""
 
     parts: tuple[tuple[str, int], ...] = ()  # each with its seed
     ending: str = "both"

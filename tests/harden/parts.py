@@ -290,7 +290,7 @@ def dropped(draw: Draw) -> nn.Module:
 
 
 def wrong(draw: Draw) -> nn.Module:
-    """What eager torch refuses."""
+    """A model that eager PyTorch refuses."""
     function = draw.choice(
         [
             lambda m, x: m.scale.mul_(2) * x,

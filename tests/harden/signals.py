@@ -22,7 +22,7 @@ SIGNALS = {
 
 
 class RaisedError(Exception):
-    """What a handler raises."""
+    """The exception that a handler raises."""
 
 
 def _raise(signum: int, frame: object) -> None:

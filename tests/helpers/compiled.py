@@ -12,7 +12,7 @@ _failures: list[str] = []
 
 
 def watch() -> None:
-    """Note such warnings of this process from now on, whatever level the log has."""
+    """Note such warnings of this process from now on, regardless of the log level."""
     warn = _ENGINE.warning
 
     @functools.wraps(warn)

@@ -256,7 +256,9 @@ class Carrying:
 
 
 class Unwieldy:
-    """Has more tensors than a process may open files, and one that is small only as it is."""
+    """Has more tensors than the limit of open files, and one tensor that is small only as a
+    view.
+    """
 
     def __init__(self) -> None:
         self.many = [torch.tensor([float(i)]) for i in range(2000)]

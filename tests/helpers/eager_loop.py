@@ -53,7 +53,7 @@ class Setup:
 
     @property
     def pieces(self) -> list[int]:
-        """Which of a step's inputs each replica gets."""
+        """The inputs of a step that each replica gets."""
         groups, consecutive = self.replicas // self.group, self.kind.name == "Consecutive"
         return [r // self.group if consecutive else r % groups for r in range(self.replicas)]
 

@@ -70,7 +70,7 @@ class Elsewhere(Reference):
 
 
 def check_copies() -> None:
-    """Weights travel once; then a call's inputs do, and its results, until somebody looks."""
+    """Weights are copied once. Later calls copy inputs and results only, until weights are read."""
     pair = EagerPair(
         Graded(fc=torch.nn.Linear(4, 3, bias=False), norm=torch.nn.BatchNorm1d(3)),
         functools.partial(torch.optim.Adam, lr=0.05),

@@ -59,7 +59,7 @@ def deep() -> Net:
 
 
 def grouped(groups: int) -> Having:
-    """A matrix of which every group of replicas has its own."""
+    """A matrix that differs between groups of replicas."""
 
     def forward(
         model: Having, x: torch.Tensor, y: torch.Tensor
@@ -324,7 +324,7 @@ REFUSED = Case(  # what four processes cannot do
 
 @dataclass
 class Result:
-    """What came of a case in one process."""
+    """The result of a case in one process."""
 
     outputs: list[torch.Tensor] = field(default_factory=list)
     losses: list[torch.Tensor] = field(default_factory=list)

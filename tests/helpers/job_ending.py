@@ -18,7 +18,7 @@ from poptorch._job import heartbeat
 
 
 class Slow:
-    """What takes a while to go when Python ends, and lets other threads run meanwhile."""
+    """An object that takes a while to delete when Python ends, while other threads can run."""
 
     def __del__(self, pause: Callable[..., Any] = time.sleep) -> None:  # type: ignore[no-untyped-def]
         pause(0.3)

@@ -12,7 +12,7 @@ from poptorch._cli import poprun
 
 
 def reached(folder: Path, wire: Wire) -> tuple[list[str], dict[str, str]]:
-    """Return what ``main`` is told to run on the second host and reach both; and variables."""
+    """Return the command that ``main`` runs on the second host, and its environment variables."""
     first, second = wire.hosts
     shell = folder / "shell"
     shell.write_text(f'#!/bin/sh\nexec ip netns exec {first} sh -c "$2"\n')

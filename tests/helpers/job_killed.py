@@ -79,7 +79,7 @@ def digests(texts: Any) -> set[str]:
 
 
 def compare(folder: Path, count: int) -> None:
-    """Compare the weights of process 0 with those of a job that nobody disturbed."""
+    """Compare the weights of process 0 with those of an undisturbed job."""
     (folder / "whole").mkdir()
     ended = jobs.run("helpers.job_killed", [folder / "whole", 1, 0], count, folder / "whole")
     assert all(code == 0 for code, _ in ended.values()), ended

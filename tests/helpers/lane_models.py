@@ -181,7 +181,9 @@ def solved(m: Having, x: torch.Tensor) -> torch.Tensor:
 
 
 class Case(NamedTuple):
-    """What follows the linear layer, how the other layer is made, and why it has no lanes."""
+    """The code after the linear layer, a function that makes the other layer, and why there are no
+    lanes.
+    """
 
     function: Callable[[Having, torch.Tensor], torch.Tensor]
     make_layer: Callable[[], nn.Module] | None = None  # without it there are two buffers

@@ -58,7 +58,7 @@ def end_kept_compiler() -> None:
 
 
 def still_there(processes: dict[int, str]) -> list[int]:
-    """Return which of these processes exist, zombies included, whoever their parent is now."""
+    """Return which of these processes exist, including zombies and orphans."""
     return [pid for pid, start in processes.items() if (s := _stat(pid)) and s[1] == start]
 
 

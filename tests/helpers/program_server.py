@@ -21,7 +21,7 @@ OWN = sys.path[1:]  # without this file's folder
 
 
 def request(sock: socket.socket) -> tuple[dict, list[int]]:
-    """Return the next program to start and its descriptors; end when nobody can ask any more."""
+    """Return the next program to start and its descriptors; end when no client is left."""
     message, files, *_ = socket.recv_fds(sock, 1 << 20, 4)
     if not message:
         os._exit(0)
@@ -36,7 +36,9 @@ def reap(*_: object) -> None:
 
 
 def attend(files: list[int]) -> bool:
-    """Fork a program; return whether this is it. Another fork tells its number and how it ends."""
+    """Fork a program; return whether this is the new process. Another fork reports its id and
+    status.
+    """
     if os.fork():
         return False
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)

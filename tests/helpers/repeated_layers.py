@@ -63,7 +63,7 @@ def draw(w: torch.Tensor, x: torch.Tensor, by: int = 0) -> tuple[Tensors, Tensor
 
 
 def count(*tensors: torch.Tensor) -> tuple[Tensors, Tensors]:
-    """Each layer reads a part of its buffer, all of which it writes; one buffer is read late."""
+    """Each layer reads a part of its buffer and writes all of it; one buffer is read late."""
     *buffers, x = tensors
     new = []
     for buffer in buffers:

@@ -41,7 +41,7 @@ class Dropping(torch.nn.Module):
 
 
 def options(process: int, processes: int) -> poptorch.Options:
-    """Options of a process whose share of the optimizer's state is its own."""
+    """Options of a process that has only its own part of the optimizer state."""
     made = poptorch.Options().backend("reference").randomSeed(3)
     made.showCompilationProgressBar(False).setExecutionStrategy(poptorch.ShardedExecution())
     made.Distributed.configureProcessId(process, processes)

@@ -59,7 +59,7 @@ def chain(
 
 
 def action(text: str) -> Action:
-    """Return the action that a text such as ``L1F3`` stands for."""
+    """Return the action that a text such as ``L1F3`` describes."""
     match = re.fullmatch(r"([LS]?)(\d+)([FBU])(\d+)", text)
     assert match is not None, text
     direction, number = Direction(match[3]), int(match[4])
@@ -69,7 +69,7 @@ def action(text: str) -> Action:
 
 
 def parsed(text: str) -> Schedule:
-    """Return the schedule that lines such as ``chip 0: 0F0 . 0B0`` stand for."""
+    """Return the schedule that lines such as ``chip 0: 0F0 . 0B0`` describe."""
     rows = {}
     for line in filter(None, map(str.strip, text.splitlines())):
         chip, _, cells = line.removeprefix("chip").partition(":")

@@ -101,7 +101,7 @@ class Counter(nn.Module):
 
 @dataclass(frozen=True)
 class Example:
-    """What makes a model, and what makes its inputs for a number of rows."""
+    """A function that makes a model, and one that makes its inputs for a number of rows."""
 
     build: Callable[[], nn.Module]
     inputs: Callable[[int], tuple[torch.Tensor, torch.Tensor]]

@@ -45,7 +45,7 @@ def sizes(lengths: Lengths, given: list[int], rows: int = 3) -> list[int]:
 
 @pytest.fixture
 def lengths() -> Lengths:
-    """Of a model that padding does not change."""
+    """The results of this model do not depend on padding."""
     return lengths_of(Averaging(masks=True))
 
 

@@ -34,7 +34,7 @@ DATA = TensorDataset(normal(18, 4), normal(18, 2, seed=1))
 
 
 class Net(pl.LightningModule):
-    """With all the steps that Lightning knows."""
+    """A module with all steps that Lightning calls."""
 
     def __init__(self, rate: float = 0.1) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class Net(pl.LightningModule):
 
 
 class Record(pl.Callback):
-    """What callbacks see of the logged values and of the returned loss."""
+    """Records the logged values and the loss that callbacks receive."""
 
     def __init__(self) -> None:
         self.steps: list[dict[str, float]] = []

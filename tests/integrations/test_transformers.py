@@ -146,7 +146,7 @@ def test_label_smoothing_and_metrics_and_predictions(tmp_path: Path) -> None:
 
 
 class Notes(transformers.TrainerCallback):
-    """What callbacks see, and one that stops."""
+    """Records what callbacks receive, and stops the training."""
 
     def __init__(self) -> None:
         self.steps: list[int] = []
@@ -220,7 +220,7 @@ def test_a_user_defined_loss_trains_as_in_the_plain_trainer(tmp_path: Path) -> N
 
 
 def test_a_resumed_run_continues_as_if_it_had_not_stopped(tmp_path: Path) -> None:
-    """With dropout, whose random numbers go on, too."""
+    """The model has dropout, whose random numbers continue, too."""
     torch.manual_seed(0)
     whole = made(Trainer, bert(0.3), arguments(tmp_path / "a", **SAVING))
     whole.train()

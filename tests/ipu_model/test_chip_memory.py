@@ -115,7 +115,7 @@ def test_recomputation_keeps_inputs_and_checkpoints_only(recomputation: int | No
 
 
 def test_recomputation_that_is_asked_for_and_the_default_keep_as_much() -> None:
-    """What one layer computes again is the same: masks of dropout have seeds."""
+    """Recomputing a layer gives the same values, because dropout masks have seeds."""
     asked = trained(recomputation=PIPELINE).chips[0]
     default = trained(recomputation=DEFAULT_RECOMPUTATION).chips[0]
 
@@ -210,7 +210,7 @@ KEPT = ("FashionMNIST CNN, a call per batch", BERT_LARGE)
 
 @functools.cache
 def published(title: str) -> Estimate:
-    """The estimate of a program of which it is known whether it ran."""
+    """Return the estimate of a published program that is known to have run, or not."""
     (row,) = (row for row in VERDICTS if row.title == title)
     return Priced(row).estimate()
 

@@ -227,7 +227,7 @@ class TemporaryBytes(NamedTuple):
 
 
 def temporary_bytes(share: float | None = None, **proportions: float) -> TemporaryBytes:
-    """Those of two products, limited by a share of the first one or by proportions of chips."""
+    """Return the temporary bytes of two products, limited for the first one or for whole chips."""
     options = poptorch.Options().setAvailableMemoryProportion(proportions)
     batch = meta(2 * 8192, 1024)
     estimate = priced(lambda: TwoProducts(share), batch, steps=2, options=options)

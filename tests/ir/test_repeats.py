@@ -32,7 +32,9 @@ def test_elements_on_both_sides_of_a_repetition_are_searched_too() -> None:
 
 
 def test_a_repetition_whose_parts_all_repeat_by_themselves_is_found() -> None:
-    """No element follows itself after one period exactly, as in two kinds of steps in turn."""
+    """No element is equal to the one exactly one period later, as with two alternating kinds of
+    steps.
+    """
     found = repetitions(4 * ("abcd" + "abce" + "abcd"), first_of)
 
     assert found == [Stretch(0, 12, 48)]

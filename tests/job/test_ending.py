@@ -73,7 +73,7 @@ def test_on_one_machine_no_process_listens_to_a_network(launcher: str, tmp_path:
 @pytest.mark.full("starts two processes, which import everything")
 @pytest.mark.parametrize("how, status", [("ends", 0), long("raises", 1), long("exits with 3", 3)])
 def test_a_process_of_a_job_ends_with_its_own_status(how: str, status: int, tmp_path: Path) -> None:
-    """Its threads have ended before Python does, which aborts the process otherwise."""
+    """Its threads end before Python does; otherwise Python would abort the process."""
     port, processes = str(jobs.free_port()), []
     with contextlib.ExitStack() as stack:
         for index in range(2):

@@ -32,7 +32,7 @@ OF_A = {**TWO, "PMIX_NAMESPACE": "a"}
 
 
 def names() -> tuple[object, ...]:
-    """What popdist says of this process."""
+    """Return what popdist reports for this process."""
     return (
         popdist.isPopdistEnvSet(),
         popdist.getInstanceIndex(),

@@ -74,7 +74,7 @@ def test_a_file_with_the_name_of_a_region_is_not_mapped(tmp_path: Path) -> None:
 def test_a_file_that_is_not_a_memory_region_is_not_opened(
     users_file: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """To open a device may do something."""
+    """Opening a device may have an effect."""
     path = f"/proc/{os.getpid()}/fd/{users_file}"
     opened: list[object] = []
     usual = os.open

@@ -267,7 +267,7 @@ def test_the_plan_shows_the_exchanges_of_a_traced_step(two_with_more: Job) -> No
 def test_processes_of_one_machine_exchange_in_common_memory(
     name: str, regions: int, two: Job
 ) -> None:
-    """Those of two machines have none; anchors have their own."""
+    """Processes on two machines have no common memory; anchors have separate regions."""
     assert [own[name]["kept"]["regions"] for own in two.results] == [regions, regions]
 
 
@@ -420,7 +420,7 @@ def test_a_lost_process_is_named_by_the_others(what: str, message: str, tmp_path
 
 
 class Different(NamedTuple):
-    """What each process of a job says of each difference, and all that it says."""
+    """The message of each process about each difference, and its whole output."""
 
     messages: list[dict[str, str]]
     texts: list[str]

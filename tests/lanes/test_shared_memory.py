@@ -95,7 +95,7 @@ def test_weights_in_one_memory_cannot_be_trained_on_several_chips() -> None:
 
 
 def test_weights_that_are_separate_parts_of_one_memory_are_trained_as_usual() -> None:
-    """They lie side by side as the columns of one tensor, and have no element in common."""
+    """They are columns of one tensor and have no element in common."""
 
     def columns(m: Having, weight: torch.Tensor) -> None:
         both = torch.cat([m.first.weight.detach(), m.second.weight.detach()], 1)

@@ -144,7 +144,7 @@ def test_sums_of_small_integers_do_not_overflow(dtype: torch.dtype) -> None:
 
 
 def test_replicas_can_exchange_inside_loops() -> None:
-    """In each turn of the loop, all replicas are summed."""
+    """In each iteration of the loop, all replicas are summed."""
 
     def forward(m: Having, x: torch.Tensor) -> torch.Tensor:
         def step(total: torch.Tensor) -> list[torch.Tensor]:

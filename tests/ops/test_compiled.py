@@ -27,7 +27,9 @@ OUTPUT_CHANNELS = poptorch.MatMulSerializationMode.OutputChannels
 
 
 def alignment(a: torch.Tensor) -> torch.Tensor:
-    """The batch comes first, so that scores do not lie as their dimensions say."""
+    """The batch comes first, so that the layout of scores differs from the order of their
+    dimensions.
+    """
     scores = F.pad(a, (1, 1)).view(1, 4, 4).expand(2, 4, 4).log_softmax(-1).transpose(0, 1)
     return F.ctc_loss(scores, torch.tensor([[1, 2], [3, 1]]), (4, 3), (2, 1))
 
@@ -67,7 +69,7 @@ def trained_alike(
 
 @pytest.mark.parametrize("kind", SIDE_BY_SIDE)
 def test_operators_train_side_by_side_as_interpreted(kind: str) -> None:
-    """Those of a kind are in one program, because compiling one program takes less time."""
+    """Operators of one kind are in one program, because compiling one program takes less time."""
     functions, inputs = zip(*SIDE_BY_SIDE[kind], strict=True)
     # A last operator that makes no error larger: sin(exp(a)) makes one unit of exp a thousandth.
     turning = [lambda a, f=f: f(a).square().log1p() for f in functions]

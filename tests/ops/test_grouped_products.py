@@ -53,7 +53,7 @@ def test_each_group_has_its_own_matrix(what: str, dtype: torch.dtype, ends: list
 
 
 def test_micro_batches_have_their_own_groups_and_rows_of_no_group_are_zero() -> None:
-    """In eager PyTorch the rows of no group hold whatever the memory held."""
+    """In eager PyTorch, rows of no group contain uninitialised memory."""
     a, b = torch.randn(8, 4), torch.randn(2, 3, 4, 8)
     ends = torch.tensor([[1, 2, 3], [0, 4, 4]], dtype=torch.int32)
 

@@ -123,7 +123,7 @@ def compiled(cls: Class, *args: Any, **settings: Any) -> tuple[Optimizer, poptor
 def test_moments_have_the_types_that_are_asked_for(
     cls: Class, expected: dict[str, torch.dtype]
 ) -> None:
-    """Those of RMSprop without momentum are squares, which are of second order."""
+    """RMSprop without momentum has only moments of squares, which are of second order."""
     optimizer, _ = compiled(
         cls,
         first_order_momentum_accum_type=F16,
@@ -236,7 +236,9 @@ def test_numbers_are_single_values_in_float32(
 def test_loaded_numbers_are_taken_over_unless_they_are_constant(
     made: tuple[Class, dict[str, Any]], expected: dict[str, float]
 ) -> None:
-    """What was passed is variable, loaded values too, and reads back; the rest is constant."""
+    """Values that were passed or loaded are variable and can be read back; the others are
+    constant.
+    """
     cls, settings = made
     optimizer, _ = compiled(cls, **settings)
     found = numbers(optimizer)

@@ -113,7 +113,9 @@ def test_inference_waits_for_no_other_process(one_of_two_processes: Options) -> 
 
 
 def sharing_stages(process: int) -> Spec:
-    """One of six processes of three replicas each, of which two share the stages of a replica."""
+    """Options of one of six processes with three replicas each; two share the stages of a
+    replica.
+    """
     options = Options().replicationFactor(3)
     options.Distributed.configureProcessId(process, 6).stageProcesses(2)
     return freeze(options, training=False)

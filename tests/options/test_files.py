@@ -35,7 +35,7 @@ def test_the_error_of_a_file_has_its_own_class() -> None:
 
 
 def test_a_pipe_is_refused(tmp_path: Path) -> None:
-    """Whoever opens a pipe waits for ever."""
+    """Opening a pipe would block forever."""
     os.mkfifo(tmp_path / "pipe")
 
     with pytest.raises(AssertionError, match="not a regular file"):

@@ -135,7 +135,7 @@ def test_options_that_do_not_go_together_are_refused_when_they_are_frozen(
 
 
 class Device(NamedTuple):
-    """What decides the device: its kind, its generation, and its tiles if they are few."""
+    """What selects a device: its kind, its generation, and the number of tiles if it is small."""
 
     kind: str
     generation: int | None = None
@@ -314,7 +314,7 @@ def test_options_or_a_variable_decide_the_cache_folder(
 
 @pytest.fixture
 def lines(caplog: pytest.LogCaptureFixture) -> Callable[[Options], list[str]]:
-    """What is logged of options when a training model is wrapped."""
+    """Return the log lines about options when a training model is wrapped."""
 
     def collect(options: Options) -> list[str]:
         own = prepare(options, training=True)

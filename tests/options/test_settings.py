@@ -207,7 +207,7 @@ def test_an_option_that_was_set_is_listed_as_changed(setting: OptionSetting) -> 
 
 @pytest.fixture
 def nothing_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a new process: no option without effect was named yet."""
+    """Reset the list of reported options, as in a new process."""
     monkeypatch.setattr(overview, "_reported", set())
 
 
@@ -578,7 +578,7 @@ def test_rows_name_fields_or_parts_of_the_spec() -> None:
 
 
 def test_every_field_of_the_spec_has_a_reader() -> None:
-    """Of its name, at least: tests of each part show that they read their own."""
+    """Only the name is searched; tests of each part show that the field is read."""
     paths = [p for p in PACKAGE.rglob("*.py") if "options" not in p.relative_to(PACKAGE).parts]
     source = "\n".join(path.read_text() for path in paths)
     read_as_attributes = set(re.findall(r"\.(\w+)\b(?!\s*=[^=])", source))

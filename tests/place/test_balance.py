@@ -32,7 +32,7 @@ def every_way(units: list[Unit], chips: int) -> list[tuple[int, ...]]:
 
 
 class Score(NamedTuple):
-    """What is to be small: first the slowest part, then what crosses between parts."""
+    """The cost to minimise: first the slowest part, then the bytes sent between parts."""
 
     slowest: int
     crossing: int

@@ -35,7 +35,7 @@ def deep(*between: nn.Module) -> Having:
 
 
 def attending() -> Having:
-    """Three layers of attention, which makes tensors that do not lie as their dimensions say."""
+    """Three layers of attention, whose tensors have layouts that differ from their dimensions."""
     layers = (nn.TransformerEncoderLayer(128, 2, 256, 0.0, batch_first=True) for _ in range(3))
     return Having(trained, layers=nn.Sequential(*layers))
 
@@ -150,7 +150,9 @@ def test_nothing_is_cut_if_that_saves_no_time(fast: Link) -> None:
 
 
 def test_nothing_is_cut_if_the_second_part_draws() -> None:
-    """Its draws would be others: each run of a graph begins its own sequence."""
+    """The second part would draw other numbers, because each run of a graph begins its own
+    sequence.
+    """
     noisy = deep()
 
     def add_noise_to_gradient(_layer: nn.Module, _x: object, out: torch.Tensor) -> None:

@@ -513,7 +513,7 @@ def test_every_operator_is_logged_with_its_place(debug_lines: pytest.LogCaptureF
 
 
 class BlocksOutOfOrder(nn.Module):
-    """Blocks that were annotated in another order than they run, one of which nothing reads."""
+    """Blocks that were annotated in another order than they run; the result of one is not read."""
 
     def __init__(self) -> None:
         super().__init__()

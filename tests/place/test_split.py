@@ -123,7 +123,7 @@ def two_layers() -> Staged:
 
 @pytest.fixture(scope="module")
 def written(two_layers: Staged) -> dict[str, set[str]]:
-    """What each part of the two layers writes."""
+    """Return what each part of the two layers writes."""
     return {str(each): keys(graph.outputs) for each, graph in two_layers.graphs.items()}
 
 
@@ -167,7 +167,7 @@ def test_the_update_of_a_stage_writes_its_weights_and_empties_their_sums(
 
 
 def widening(drop: bool = False) -> Having:
-    """Three stages, of which the second has tensors of 64 numbers a row inside."""
+    """Three stages; inside the second one, tensors have 64 numbers per row."""
 
     def forward(model: Having, x: torch.Tensor) -> torch.Tensor:
         poptorch.Block.start("A", 0)

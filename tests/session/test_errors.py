@@ -125,7 +125,7 @@ def test_exceptions_of_a_model_stay_the_users_own(code: int, accumulation: int) 
 @pytest.mark.slow
 @pytest.mark.spec("runtime", 35)
 def test_a_traceback_ends_in_the_users_line(tmp_path: Path) -> None:
-    """Of a program that nobody catches it in; a variable brings the frames between back."""
+    """The exception is not caught. An environment variable shows the hidden frames."""
     script = tmp_path / "train.py"
     script.write_text(
         "import os, poptorch, sys, torch\n"

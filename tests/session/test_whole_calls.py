@@ -92,7 +92,7 @@ def test_a_bad_label_changes_nothing(backend: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("backend, lanes", [("reference", 1), ("staged", 0), long("optimise", 0)])
 def test_an_index_that_nobody_could_check_leaves_whole_updates(backend: str, lanes: int) -> None:
-    """Of three updates the third fails, in its second micro-batch."""
+    """The third of three updates fails, in its second micro-batch."""
     trained = Trained(backend, True, lanes, iterations=3, accumulation=2)
     x, y = batch(24)
     trained.call(x, y)

@@ -146,7 +146,7 @@ def _meta() -> nn.Module:
 
 
 def _molecule() -> nn.Module:
-    """Of one molecule, whose neighbours are known."""
+    """Return the data of one molecule with known neighbours."""
 
     def neighbours(positions: torch.Tensor, batch: torch.Tensor) -> Any:
         source, target = INPUTS[E]

@@ -284,7 +284,7 @@ def trained(
 
 @functools.cache
 def whole(name: str, reduction: str) -> dict[str, torch.Tensor]:
-    """What one batch of 32 makes of the weights."""
+    """Return the weights after an update with one batch of 32."""
     return trained(name, options(), reduction)
 
 
@@ -324,6 +324,6 @@ def test_eight_micro_batches_of_four_equal_one_of_32(name: str, mode: int, lanes
 def test_replicas_and_accumulation_together_equal_one_batch(
     backend: str, lanes: int, replicas: int, mode: tuple[ReductionType, MeanReductionStrategy]
 ) -> None:
-    """Of an optimizer whose steps are as long as its gradients."""
+    """The optimizer's steps are proportional to its gradients."""
     opts = options(backend, accumulation=8 // replicas, replicas=replicas).lanes(lanes)
     equals_one_batch("SGD momentum", mode, opts)

@@ -25,7 +25,7 @@ class Net(nn.Module):
 
 
 class Stepping(torch.optim.Optimizer):
-    """Its step is a function of all weights."""
+    """An optimizer whose step is a function of all weights."""
 
     def __init__(self, params: Any, update: Update) -> None:
         super().__init__(params, {"lr": 0.1})

@@ -242,7 +242,7 @@ class ByName(T.Optimizer):
 
 
 class Deep(Net):
-    """Has so many small weights that those with the same update are joined."""
+    """Has enough small weights that those with the same update are joined."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -119,7 +119,7 @@ class Neighbours(Own):
 
 
 class MomentumOfFirst(Own):
-    """Its first step computes otherwise than later ones."""
+    """An optimizer whose first step differs from later ones."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:

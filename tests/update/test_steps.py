@@ -50,7 +50,7 @@ def test_backends_that_compile_get_the_formula_written_out(name: str) -> None:
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_the_decomposition_computes_the_same_as_the_operator(name: str) -> None:
-    """To the last bit: new weights and state, from the same operands."""
+    """New weights and state are bit-identical for the same operands."""
     plan = trained(OPTIMIZERS[name]).plan()
     called = plan.program.graphs["step"]
     written = tiers.PlanCode(plan, Inductor(), default_store()).graphs["step"]

@@ -271,7 +271,7 @@ each_unknown_container = pytest.mark.parametrize(
 
 @each_unknown_container
 def test_an_argument_with_tensors_that_nobody_finds_is_refused(wrap: Callable[..., Any]) -> None:
-    """They would be constants of the program: a second one would be ignored."""
+    """The tensors would be constants of the program, and later tensors would be ignored."""
     x = normal(2, 3)
     model = inference(lambda x, other: x)
 

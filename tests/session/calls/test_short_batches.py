@@ -20,7 +20,7 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 
 
 class Net(nn.Module):
-    """Its loss is a mean over the rows of a micro-batch."""
+    """A model whose loss is a mean over the rows of a micro-batch."""
 
     def __init__(self, normalized: bool = False) -> None:
         super().__init__()

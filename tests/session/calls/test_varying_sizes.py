@@ -215,7 +215,7 @@ def test_a_branch_on_a_size_has_a_program_for_each_side() -> None:
 
 
 def test_sizes_that_follow_each_other_are_followed() -> None:
-    """As a mask and the cache to which it belongs."""
+    """A mask and the cache to which it belongs have such sizes."""
     executor = wrapped(Having(lambda m, x, mask: x.sum(1) + mask[:, 1:].sum(1)))
     with compilations() as compiled:
         for length in range(1, 30):

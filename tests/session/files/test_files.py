@@ -35,7 +35,7 @@ OPTIMIZERS = {
 
 
 def into(optimizer: str | None = None) -> dict[str, Any]:
-    """What ``poptorch.load`` puts a saved Net into."""
+    """Return the arguments with which ``poptorch.load`` loads a saved Net."""
     torch.manual_seed(99)
     model = Net()
     chosen = None if optimizer is None else OPTIMIZERS[optimizer](model.parameters())
@@ -589,7 +589,7 @@ def path(saved: bytes, tmp_path: Path) -> Path:
 
 
 def seen(target: dict[str, Any]) -> tuple[Any, ...]:
-    """What a refused file must leave as it was."""
+    """Return the state that a refused file must not change."""
     model, optimizer = target["model"], target["optimizer"]
     groups = [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
     weights = {name: value.clone() for name, value in model.state_dict().items()}
@@ -780,7 +780,7 @@ def test_damaged_files(damage: str, path: Path) -> None:
 
 
 def touch(*args: object) -> list[str]:
-    """What no file may get called."""
+    """A function that loading a file must never call."""
     CALLED.append(repr(args))
     return []
 
@@ -796,7 +796,7 @@ class Reduces:
 
 
 def runs_nothing(path: Path) -> None:
-    """As data it is read, or it is refused."""
+    """The file is read as data, or it is refused."""
     CALLED.clear()
     message = r"(?s)not trusted.*test_files\.py.*model=Net.*trusted=True"
     with pytest.raises(poptorch.Error, match=message):

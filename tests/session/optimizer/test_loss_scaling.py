@@ -203,7 +203,7 @@ def weights(dtype: torch.dtype = torch.float16, count: int = COUNT) -> Having:
 @pytest.mark.slow
 @pytest.mark.parametrize(("count", "after"), [(4_000_000, 0.5), (6_000_000, 2.0)])
 def test_of_ten_million_gradients_one_may_be_beyond(count: int, after: float) -> None:
-    """Of all in two micro-batches; these lie in one."""
+    """The share counts gradients of both micro-batches; the large ones are in one of them."""
     model, x = weights(count=count), torch.zeros(2, count).half()
     x[0, 0] = HALF_MAX
     optimizer = poptorch.optim.SGD(model.parameters(), lr=1.0)

@@ -138,7 +138,7 @@ def test_the_folder_of_the_environment_comes_before_that_of_the_options(
 
 
 class Report(NamedTuple):
-    """What the report of a trained model says before and after three calls."""
+    """The contents of the report of a trained model before and after three calls."""
 
     before: dict[str, Any]
     after: dict[str, Any]
@@ -339,7 +339,7 @@ def test_a_trace_has_the_operators_within_the_first_call(timed: Timed) -> None:
 
 @pytest.mark.slow  # starts a process
 def test_a_process_that_ends_has_all_its_calls_in_the_report(tmp_path: Path) -> None:
-    """Three calls, of which the file after call 2 knows two; a child that was forked after two."""
+    """There are three calls; the file from call 2 contains two. A child was forked after two."""
     script = tmp_path / "script.py"
     script.write_text(
         "import os, sys, torch, poptorch\n"

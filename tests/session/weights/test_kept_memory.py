@@ -38,7 +38,7 @@ def live_tensors() -> int:
 
 @pytest.mark.slow
 def test_a_class_with_a_reference_to_its_executor_is_collected() -> None:
-    """As a script's classes do, by the script's variables, when it has run or a cell runs again."""
+    """Classes of a script refer to executors through its variables, also if a cell runs again."""
 
     class SelfReferring(Net): ...
 

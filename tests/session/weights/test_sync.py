@@ -386,7 +386,7 @@ def written(executor: Any) -> list[weakref.ref[torch.Tensor]]:
 
 @pytest.mark.parametrize("library", [torch.optim, poptorch.optim])
 def test_tensors_of_a_device_are_released_with_it(library: Any) -> None:
-    """Without the garbage collector, which nobody waits for."""
+    """They are released without a run of the garbage collector."""
     model = Layered()
     optimizer = library.Adam(model.parameters(), lr=0.05)
     executor = poptorch.trainingModel(model, options(), optimizer)
