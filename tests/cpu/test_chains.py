@@ -3,18 +3,24 @@
 import logging
 
 import pytest
+import torch
 
-from helpers.compiled_graphs import check, graph
+from helpers.closeness import FUNCTION, near
+from helpers.compiled_graphs import check, graph, graph_for_many_sizes
 from helpers.repeated_layers import (
     COUNTING,
     DRAWING,
     DRAWING_IN_COLUMNS,
+    LAYERS,
     NINE_LAYERS,
     TWO_ENCODERS,
+    WIDTH,
     Repeated,
 )
 from poptorch._cpu import repeated_layers
+from poptorch._cpu.compiled_code import load
 from poptorch._cpu.compiler import compile_graph
+from poptorch.backends.prepare import write_last
 
 pytestmark = pytest.mark.slow
 
@@ -42,6 +48,27 @@ def test_pieces_compute_the_same_as_the_whole_graph(
     assert code.kept is not None, "the code cannot be stored"
     assert "Compiling each piece once: " in caplog.text
     assert "without an optimisation" not in caplog.text
+
+
+def test_pieces_compute_the_same_as_the_whole_graph_for_all_sizes(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    module, places, slots = graph_for_many_sizes(NINE_LAYERS.step, NINE_LAYERS.tensors(), dim=1)
+    with caplog.at_level(logging.DEBUG, "poptorch:cpp"):
+        code = compile_graph(module, places, [], slots)
+    write_last(module, places)
+
+    assert "Compiling each piece once: " in caplog.text
+    assert "without an optimisation" not in caplog.text
+    assert code.kept is not None, "the code cannot be stored"
+    for length in (2, 9, 67, 300):
+        torch.manual_seed(0)
+        expected_state = [*NINE_LAYERS.tensors()[:-1], torch.randn(2, length, WIDTH)]
+        state = [each.clone() for each in expected_state]
+        expected = module(*expected_state)
+        found = load(code.kept)([*state])
+        close = near(LAYERS * (2 * length + FUNCTION))
+        torch.testing.assert_close([*found, *state], [*expected, *expected_state], **close)
 
 
 def test_masks_in_column_order_are_read_in_that_order() -> None:

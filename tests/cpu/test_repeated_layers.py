@@ -1,11 +1,12 @@
 """A graph is cut where its layers repeat, if this saves enough."""
 
 from collections import Counter
+from collections.abc import Callable
 
 import pytest
 import torch
 
-from helpers.compiled_graphs import Tensors, graph
+from helpers.compiled_graphs import Tensors, graph, graph_for_many_sizes
 from helpers.repeated_layers import (
     LAYERS,
     NINE_LAYERS,
@@ -18,6 +19,7 @@ from helpers.repeated_layers import (
 )
 from poptorch._cpu import repeated_layers
 from poptorch._cpu.repeated_layers import PieceChain, cut
+from poptorch._ir.symbolic import Symbols, example_sizes, expression, fill_in, size_symbols
 
 
 @pytest.fixture
@@ -31,7 +33,21 @@ def chain_of(repeated: Repeated) -> PieceChain | None:
     return cut(*graph(repeated.step, tensors), tensors)
 
 
-def times_called(repeated: Repeated) -> list[int]:
+def chain_for_many_sizes(repeated: Repeated) -> PieceChain | None:
+    """Cut a graph whose last input has rows of any length."""
+    module, places, slots = graph_for_many_sizes(repeated.step, repeated.tensors(), dim=1)
+    symbols = Symbols(example_sizes(slots))
+    inputs = [symbols.tensor(slot) for slot in slots]
+    fill_in(module, inputs, symbols)
+    before = symbols.conditions
+    chain = cut(module, places, inputs)
+    assert symbols.conditions == before, "the cut assumes something about sizes"
+    return chain
+
+
+def times_called(
+    repeated: Repeated, chain_of: Callable[[Repeated], PieceChain | None] = chain_of
+) -> list[int]:
     """Return how often each piece is called, in the order of the first calls."""
     chain = chain_of(repeated)
     assert chain is not None, "the graph was not cut"
@@ -70,6 +86,24 @@ def test_two_encoders_are_one_piece_forward_and_one_backward() -> None:
     assert before == 1
     assert loss == 1
     assert rest == 1
+
+
+@pytest.mark.usefixtures("small_pieces_pay")
+@pytest.mark.parametrize("repeated", [NINE_LAYERS, TWO_ENCODERS], ids=["layers", "encoders"])
+def test_layers_with_symbolic_sizes_are_cut_as_those_with_numbers(repeated: Repeated) -> None:
+    assert times_called(repeated, chain_for_many_sizes) == times_called(repeated)
+
+
+@pytest.mark.usefixtures("small_pieces_pay")
+def test_each_piece_has_an_input_from_which_it_knows_the_sizes() -> None:
+    chain = chain_for_many_sizes(NINE_LAYERS)
+    assert chain is not None
+    (size,) = chain.sizes
+
+    for piece in chain.pieces:
+        has_symbols = any(size_symbols(node.meta["val"]) for node in piece.module.graph.nodes)
+        known = {expression(each) for value in piece.values for each in value.shape}
+        assert size in known or not has_symbols
 
 
 @pytest.mark.usefixtures("small_pieces_pay")

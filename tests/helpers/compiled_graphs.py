@@ -7,6 +7,9 @@ import torch
 from poptorch._capture.trace import fake_mode, fake_tensor, trace
 from poptorch._cpu.compiled_code import load
 from poptorch._cpu.compiler import compile_graph
+from poptorch._ir import slots
+from poptorch._ir.slots import Slot
+from poptorch._ir.symbolic import Symbols, settle, with_example_sizes
 from poptorch.backends.prepare import write_last
 from poptorch.backends.protocol import Code
 
@@ -29,6 +32,36 @@ def graph(step: Step, examples: Tensors) -> tuple[torch.fx.GraphModule, range]:
     assert not constants
     (output,) = module.graph.find_nodes(op="output")
     return module, range(len(output.args[0]) - outputs)
+
+
+def graph_for_many_sizes(
+    step: Step, examples: Tensors, dim: int
+) -> tuple[torch.fx.GraphModule, range, tuple[Slot, ...]]:
+    """Trace like ``graph``, with a symbolic size for a dimension of the last input.
+
+    Return the slots of the inputs, too.
+    """
+    outputs = 0
+
+    def flat(args: Tensors) -> Tensors:
+        nonlocal outputs
+        returned, new = step(*args)
+        outputs = len(returned)
+        return [*returned, *new]
+
+    names = [("",) * each.dim() for each in examples]
+    names[-1] = tuple("s0" if at == dim else "" for at in range(examples[-1].dim()))
+    given = [
+        slots.batch_input(at, tuple(each.shape), each.dtype, symbols)
+        for at, (each, symbols) in enumerate(zip(examples, names, strict=True))
+    ]
+    symbols = Symbols({"s0": examples[-1].shape[dim]})
+    module, _ = trace(flat, [symbols.tensor(slot) for slot in given])
+    settle(module, given, symbols)
+    placeholders = module.graph.find_nodes(op="placeholder")
+    (output,) = module.graph.find_nodes(op="output")
+    places = range(len(output.args[0]) - outputs)
+    return module, places, with_example_sizes(given, placeholders)
 
 
 def check(step: Callable[..., tuple[Tensors, Tensors]], examples: Tensors) -> Code:

@@ -22,12 +22,18 @@ struct Piece {{
     int inputs, outputs;
 }};
 static const Piece pieces[] = {{{pieces}}};
-static const int64_t views[] = {{{views}}};
 // Of each call: its piece; of each input its value, place in views or -1, and whether this is the
 // last use; of each output its value or -1. Then results, like inputs.
 static const int calls[] = {{{calls}}};
 
-static AtenTensorHandle take(std::vector<RAIIAtenTensorHandle>& values, const int*& at) {{
+static int64_t size_of(AtenTensorHandle value, int dim) {{
+    int64_t* sizes;
+    AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_get_sizes(value, &sizes));
+    return sizes[dim];
+}}
+
+static AtenTensorHandle take(
+    std::vector<RAIIAtenTensorHandle>& values, const int64_t* views, const int*& at) {{
     RAIIAtenTensorHandle& value = values[at[0]];
     AtenTensorHandle handle;
     if (at[1] >= 0) {{
@@ -50,10 +56,12 @@ void inductor_entry_impl(AtenTensorHandle* input_handles, AtenTensorHandle* outp
     std::vector<RAIIAtenTensorHandle> values({slots});
     std::vector<AtenTensorHandle> given({widest}), made({widest});
     for (int n = 0; n < {inputs}; n++) values[n] = RAIIAtenTensorHandle(input_handles[n]);
+    {sizes}
+    const int64_t views[] = {{{views}}};
     const int* at = calls;
     for (int call = 0; call < {count}; call++) {{
         const Piece& piece = pieces[*at++];
-        for (int n = 0; n < piece.inputs; n++) given[n] = take(values, at);
+        for (int n = 0; n < piece.inputs; n++) given[n] = take(values, views, at);
         piece.run(given.data(), made.data());
         for (int n = 0; n < piece.outputs; n++, at++) {{
             RAIIAtenTensorHandle value(made[n]);
@@ -61,7 +69,7 @@ void inductor_entry_impl(AtenTensorHandle* input_handles, AtenTensorHandle* outp
         }}
         if (PyErr_Occurred()) return;
     }}
-    for (int n = 0; n < {results}; n++) output_handles[n] = take(values, at);
+    for (int n = 0; n < {results}; n++) output_handles[n] = take(values, views, at);
 }}
 """
 
@@ -122,7 +130,7 @@ def joined(chain: PieceChain, sources: Sequence[PieceSource]) -> tuple[str, str]
 
 def _calling(chain: PieceChain) -> str:
     last = _last_uses(chain)
-    views: list[int] = []
+    views: list[Any] = []
     place: dict[Any, int] = {}
 
     def taken(parts: Sequence[Argument], call: int) -> list[int]:
@@ -141,18 +149,34 @@ def _calling(chain: PieceChain) -> str:
         outputs = (slot if slot in last else -1 for slot in call.outputs)
         calls += [call.piece, *taken(call.inputs, at), *outputs]
     calls += taken(chain.results, len(chain.calls))
+    sizes = (
+        f"const int64_t {name} = size_of(values[{slot}], {dim});"
+        for name, (slot, dim) in chain.sizes.items()
+    )
     counts = {call.piece: (len(call.inputs), len(call.outputs)) for call in chain.calls}
     rows = (f"{{piece_{n}::inductor_entry_impl, {i}, {o}}}" for n, (i, o) in counts.items())
     return _CALLING.format(
         pieces=", ".join(rows),
-        views=", ".join(map(str, views or [0])),
+        views=", ".join(map(_number, views or [0])),
         calls=", ".join(map(str, calls)),
+        sizes="\n    ".join(sizes),
         slots=chain.slots,
         widest=max(itertools.chain(*counts.values())),
         inputs=chain.inputs,
         count=len(chain.calls),
         results=len(chain.results),
     )
+
+
+def _number(size: Any) -> str:
+    """Return a number, or a sum or product of sizes, as C++ code."""
+    if isinstance(size, int) or size.is_Integer or size.is_Symbol:
+        return str(size)
+    if size.is_Pow and size.exp.is_Integer and size.exp > 0:
+        return "*".join([_number(size.base)] * int(size.exp))
+    if not (size.is_Add or size.is_Mul):
+        raise NotImplementedError(f"a view with the size {size}")
+    return f"({(' + ' if size.is_Add else '*').join(map(_number, size.args))})"
 
 
 def _last_uses(chain: PieceChain) -> dict[int, tuple[int, int]]:

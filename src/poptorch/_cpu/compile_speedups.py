@@ -137,9 +137,9 @@ def split_if_equal(usual: Callable[..., Any], self: Any, nodes: Any) -> Any:
 def stride(usual: Callable[..., Any], index: Any, var: Any, vec_length: int | None = None) -> Any:
     """Return how far an index moves when a variable increases by one, like torch's function.
 
-    Torch simplifies a difference. Nearly all indices are sums of numbers times variables, or times
+    Torch simplifies a difference. Nearly all indices are sums of sizes times variables, or times
     quotients and remainders of a variable, which are constant or increase with the variable in a
-    vector.
+    vector. Symbolic sizes are factors, too.
     """
     import sympy
 
@@ -147,8 +147,11 @@ def stride(usual: Callable[..., Any], index: Any, var: Any, vec_length: int | No
     for term in sympy.Add.make_args(index):
         if var in term.free_symbols:
             factor, rest = term.as_coeff_Mul()
+            if rest.is_Mul:
+                others, rest = rest.as_independent(var, as_Add=False)
+                factor *= others
             grown = _grown(rest, var, vec_length)
-            if grown is None or not factor.is_Integer:
+            if grown is None or not factor.is_integer:
                 return usual(index, var, vec_length)
             step += factor * grown
     return step

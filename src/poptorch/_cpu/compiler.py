@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,7 +13,7 @@ from torch import fx
 
 from .._base import log, private
 from .._ir import symbolic
-from .._ir.conditions import Conditions
+from .._ir.conditions import ALWAYS, Conditions
 from .._ir.graph import copied
 from .._ir.operators import Operator
 from .._ir.slots import Slot
@@ -88,19 +91,109 @@ def compile_graph(
     """
     module = refusing(module)
     if slots:
-        return code_of(*_compile_for_many_sizes(module, places, slots))
-    for quick in (_compile_repeats, _compile_quickly):
+        return _compile_for_many_sizes(module, places, slots)
+    begin = partial(_Source, module, examples)
+    return _first_success((_compile_repeats, _compile_quickly, _compile_plainly), begin, places)
+
+
+def _compile_for_many_sizes(
+    module: fx.GraphModule, places: Sequence[int], slots: Sequence[Slot]
+) -> Code:
+    """Compile code for the sizes for which the graph may be used, and some conditions hold."""
+    begin = partial(_Source.for_many_sizes, module, slots)
+    return _first_success((_compile_repeats, _compile_quickly), begin, places)
+
+
+def _first_success(
+    ways: Sequence[_Way], begin: Callable[[], _Source], places: Sequence[int]
+) -> Code:
+    """Return the code that the first way compiles, or else the next one.
+
+    Compiling a graph as it is shows whether our changes caused an error.
+    """
+    *quick, last = ways
+    source = begin()
+    for way in quick:
         try:
-            code = quick(module, places, examples)
-        # compiling the plain graph shows whether our changes caused the error
+            code = way(source, places)
         except Exception as error:
             log.engine.debug("Compiling without an optimisation: %s", str(error).partition("\n")[0])
             _clear_error(error)
+            source = begin()
         else:
             if code is not None:
                 return code
+    code = last(source, places)
+    assert code is not None
+    return code
+
+
+@dataclass(frozen=True, eq=False)
+class _Source:
+    """A graph with examples of its inputs. They have no values if some sizes are symbolic."""
+
+    module: fx.GraphModule
+    examples: Sequence[torch.Tensor]
+    symbols: symbolic.Symbols | None = None
+    known: Conditions = ALWAYS  # those of the graph
+
+    @classmethod
+    def for_many_sizes(cls, module: fx.GraphModule, slots: Sequence[Slot]) -> _Source:
+        symbols, module = symbolic.Symbols(symbolic.example_sizes(slots)), copied(module)
+        inputs = [symbols.tensor(slot) for slot in slots]
+        symbolic.fill_in(module, inputs, symbols)
+        return cls(module, inputs, symbols, symbols.conditions)
+
+    @property
+    def conditions(self) -> Conditions:
+        """What torch's compiler has assumed about sizes in addition to the graph."""
+        return ALWAYS if self.symbols is None else self.symbols.conditions.without(self.known)
+
+    def piece(self, piece: Piece) -> _Source:
+        with self.symbols.mode if self.symbols is not None else contextlib.nullcontext():
+            examples = [
+                torch.empty_strided(v.shape, v.stride(), dtype=v.dtype) for v in piece.values
+            ]
+        return replace(self, module=piece.module, examples=examples)
+
+    def inputs(self) -> tuple[Any, list[torch.Tensor]]:
+        """Return a mode and tensors of this mode without values."""
+        if self.symbols is None:
+            return fakes(self.examples)
+        return self.symbols.mode, [*self.examples]
+
+
+_Way = Callable[[_Source, Sequence[int]], Code | None]
+
+
+def _compile_repeats(source: _Source, places: Sequence[int]) -> Code | None:
+    """Compile repeated pieces once, all in one library; None if this saves too little."""
+    if not callable_from_cpp(source.module):
+        return None
+    chain = cut(source.module, places, source.examples)
+    if chain is None or private.optional("load_pybinding_async") is None:
+        return None
+    log.engine.debug("%s", chain)
+    written: list[chains.PieceSource] = []
+    for piece in chain.pieces:
+        compiled = _compile(source.piece(piece), piece.places, plain=False, written=written)
+        is_written = bool(written) and entry_of(compiled) is chains.unbuilt
+        if not is_written or not _has_expected_strides(compiled, piece, source.symbols):
+            return None
+    with (
+        private.settings(compile_speedups.settings()),
+        private.replacing(compile_speedups.replacements()),
+    ):
+        return code_with(chains.load(chain, written), source.conditions)
+
+
+def _compile_quickly(source: _Source, places: Sequence[int]) -> Code:
+    return code_of(_compile(source, places, plain=False), source.conditions)
+
+
+def _compile_plainly(source: _Source, places: Sequence[int]) -> Code:
     try:
-        return code_of(_compile(module, places, examples, plain=True))
+        return code_of(_compile(source, places, plain=True))
     except Exception as error:
         complaint = explained(error)
         if complaint is None:
@@ -109,60 +202,17 @@ def compile_graph(
         raise complaint from None
 
 
-def _compile_for_many_sizes(
-    module: fx.GraphModule, places: Sequence[int], slots: Sequence[Slot]
-) -> tuple[Any, Conditions]:
-    """Compile code for the sizes for which the graph may be used, and some conditions hold.
-
-    Return the code, and what torch's compiler assumes about sizes in addition to the graph.
-    """
-    sizes, module = symbolic.example_sizes(slots), copied(module)
-    known = symbolic.propagate(module, slots, sizes)
-    symbols = symbolic.Symbols(sizes)
-    inputs = [symbols.tensor(slot) for slot in slots]
-    symbolic.fill_in(module, inputs, symbols)
-    compiled = _compile(module, places, inputs, plain=False, mode=symbols.mode)
-    return compiled, symbols.conditions.without(known)
-
-
-def _compile_quickly(
-    module: fx.GraphModule, places: Sequence[int], examples: list[torch.Tensor]
-) -> Code:
-    return code_of(_compile(module, places, examples, plain=False))
-
-
-def _compile_repeats(
-    module: fx.GraphModule, places: Sequence[int], examples: list[torch.Tensor]
-) -> Code | None:
-    """Compile repeated pieces once, all in one library; None if this saves too little."""
-    chain = cut(module, places, examples) if callable_from_cpp(module) else None
-    if chain is None or private.optional("load_pybinding_async") is None:
-        return None
-    log.engine.debug("%s", chain)
-    sources: list[chains.PieceSource] = []
-    for piece in chain.pieces:
-        given = [torch.empty_strided(v.shape, v.stride(), dtype=v.dtype) for v in piece.values]
-        compiled = _compile(piece.module, piece.places, given, plain=False, sources=sources)
-        written = bool(sources) and entry_of(compiled) is chains.unbuilt
-        if not written or not _has_expected_strides(compiled, piece):
-            return None
-    with (
-        private.settings(compile_speedups.settings()),
-        private.replacing(compile_speedups.replacements()),
-    ):
-        return code_with(chains.load(chain, sources))
-
-
-def _has_expected_strides(compiled: Any, piece: Piece) -> bool:
+def _has_expected_strides(compiled: Any, piece: Piece, symbols: symbolic.Symbols | None) -> bool:
     """Return whether results have the layout that the next piece expects. Random numbers are
     row-major.
     """
+    read = int if symbols is None else symbols.read
     results = piece.module.graph.output_node().args[0]
     return all(
-        size == 1 or stride == int(made)
-        for node, expected_strides in zip(results, compiled.output_strides, strict=False)  # type: ignore[arg-type]
+        symbolic.expression(size) == 1 or symbolic.same_sizes([stride], [read(made)])
+        for node, strides in zip(results, compiled.output_strides, strict=False)  # type: ignore[arg-type]
         for size, stride, made in zip(
-            node.meta["val"].shape, node.meta["val"].stride(), expected_strides, strict=True
+            node.meta["val"].shape, node.meta["val"].stride(), strides, strict=True
         )
     )
 
@@ -198,22 +248,19 @@ def _is_plain(node: fx.Node) -> bool:
 
 
 def _compile(
-    module: fx.GraphModule,
+    source: _Source,
     places: Sequence[int],
-    examples: list[torch.Tensor],
     plain: bool,
-    sources: list[chains.PieceSource] | None = None,
-    mode: Any = None,
+    written: list[chains.PieceSource] | None = None,
 ) -> Any:
-    """Compile once, or only write the C++ code for ``sources``.
+    """Compile once, or only write the C++ code to ``written``.
 
     With ``plain``, nothing replaces torch's functions just to save time.
-    ``mode`` is that of the examples, if they have no values.
 
     Code that allocates and calls kernels is C++ if possible. A call takes 0.04 ms less, and only
     such code can be stored and cut into pieces.
     """
-    mode, inputs = fakes(examples) if mode is None else (mode, examples)
+    module, (mode, inputs) = source.module, source.inputs()
     cpp_wrapper = not plain and callable_from_cpp(module)
     settings = {
         **SETTINGS,
@@ -226,8 +273,8 @@ def _compile(
         "pre_fusion_custom_pass": keep_dependencies,
     }
     replacements = {} if plain else compile_speedups.replacements()
-    if sources is not None:
-        replacements = {**replacements, "load_pybinding_async": chains.collecting(sources)}
+    if written is not None:
+        replacements = {**replacements, "load_pybinding_async": chains.collecting(written)}
     with private.settings(settings), private.replacing(replacements):
         table = {**private.select_decomp_table(), **decompositions(CORRECTIONS)}
         lowered = lower(module, places, inputs, rules(module.graph), table)
@@ -240,7 +287,7 @@ def _compile(
                     joint_graph_passes(lowered)
             (output,) = lowered.graph.find_nodes(op="output")  # the strides of all results are kept
             output.meta["user_visible_output_idxs"] = list(range(len(output.args[0])))
-            are_two = sources is not None or compile_speedups.are_two(lowered.graph)
+            are_two = written is not None or compile_speedups.are_two(lowered.graph)
             with private.settings({"cpp_wrapper_build_separate": are_two}):
                 return private.compile_fx_inner(
                     lowered,

@@ -2,14 +2,16 @@
 
 Every cut is correct, because pieces count as equal only if everything that they compute, read and
 write is equal.
+Each piece computes the symbolic sizes that it needs from its own inputs.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -18,6 +20,7 @@ from torch import fx
 from .._ir.graph import copied, copy_node, graph_module, placeholder
 from .._ir.operators import Operator, may_view, storage_root
 from .._ir.repeats import Stretch, repetitions
+from .._ir.symbolic import computes_size, expression, hint, same_sizes, size_symbols
 from ..backends.prepare import write_last
 from .in_place_writes import hoist
 
@@ -34,16 +37,21 @@ _LEAST_PERIOD, _LONGEST = 12, 4
 _PRODUCTS = {
     aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default,
 }  # fmt: skip
-# The parts of a tensor that bundles small weights. Each layer reads another part.
-_PARTS = {aten.as_strided.default, aten.slice.Tensor, aten.select.int}
+_Sizes = Mapping[Any, tuple[fx.Node, int]]  # for each size, an input with this dimension
+# The parts of a tensor that bundles small weights, of which each layer reads another one, and
+# inputs from which sizes are read.
+_PARTS = {aten.as_strided.default, aten.slice.Tensor, aten.select.int, aten.alias.default}
 
 
 @dataclass(frozen=True)
 class Argument:
-    """A value, or a view of one: sizes, strides and offset; -1 means the beginning of the value."""
+    """A value, or a view of one: sizes, strides and offset; -1 means the beginning of the value.
+
+    Symbolic sizes are expressions.
+    """
 
     slot: int
-    view: tuple[tuple[int, ...], tuple[int, ...], int] | None = None
+    view: tuple[tuple[Any, ...], tuple[Any, ...], Any] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,6 +83,8 @@ class PieceChain:
     results: tuple[Argument, ...]
     inputs: int
     slots: int
+    # for each symbol, an input of the whole graph and the dimension with this size
+    sizes: Mapping[Any, tuple[int, int]] = field(default_factory=dict)
 
     def __str__(self) -> str:
         times = Counter(call.piece for call in self.calls)
@@ -112,17 +122,43 @@ def cut(
         return None
     write_last(module, places)
     hoist(module.graph)
-    order = [n for n in module.graph.nodes if n.op == "call_function" and not _is_part(n)]
+    sizes = _read_from_inputs(module.graph)
+    calls = (node for node in nodes if node.op == "call_function")
+    order = [node for node in calls if not _is_part(node) and not computes_size(node)]
     repeats = _repeats(order)
     if not repeats:
         return None
-    chain = _Cutter(module, order, repeats).chain()
+    chain = _Cutter(module, order, repeats, sizes).chain()
     if chain is None:
         return None
     saved = len(order) - sum(len(piece.module.graph.nodes) for piece in chain.pieces)
     tensors = (value for value in map(_value, order) if isinstance(value, torch.Tensor))
-    is_large = sum(value.nbytes for value in tensors) >= _LARGE
+    is_large = sum(map(_bytes, tensors)) >= _LARGE
     return chain if saved >= (_OF_LARGE if is_large else LEAST_SAVED) else None
+
+
+def _read_from_inputs(graph: fx.Graph) -> _Sizes:
+    """Read sizes from inputs of the graph, so that no value is handed on for its size alone.
+
+    They are read from an alias, because the first layer has the same inputs as the others only if
+    it gets this input for sizes in addition to the one with which it computes.
+    """
+    sizes: dict[Any, tuple[fx.Node, int]] = {}
+    inputs = graph.find_nodes(op="placeholder")
+    for node in inputs:
+        new = {
+            expression(size): dim
+            for dim, size in enumerate(_value(node).shape)
+            if isinstance(size, torch.SymInt) and expression(size) not in sizes
+        }
+        if new:
+            with graph.inserting_before(inputs[-1].next):
+                alias = graph.call_function(aten.alias.default, (node,))
+            alias.meta["val"] = _value(node)
+            sizes |= {each: (alias, dim) for each, dim in new.items()}
+    for node in graph.find_nodes(op="call_function", target=aten.sym_size.int):
+        node.args = sizes.get(expression(_value(node)), node.args)
+    return sizes
 
 
 def _repeats(order: Sequence[fx.Node]) -> list[Stretch]:
@@ -164,12 +200,12 @@ def _turned(
         handed = {
             base
             for node in order[border : border + period]
-            for base in map(_base, node.all_input_nodes)
+            for base in map(_base, _operands(node))
             if first <= index.get(base, -1) < border
         }
         values = [_value(node) for node in handed]
         if all(isinstance(value, torch.Tensor) for value in values):
-            size = sum(value.nbytes for value in values)
+            size = sum(map(_bytes, values))
             cost = (-count, order[first].target not in _PRODUCTS, size)
             if cost < least:
                 best, least = Stretch(first, period, first + count * period), cost
@@ -181,6 +217,15 @@ def _is_part(node: fx.Node) -> bool:
     it as a view.
     """
     return node.target in _PARTS and node.all_input_nodes[0].op == "placeholder"
+
+
+def _operands(node: fx.Node) -> list[fx.Node]:
+    """Return the nodes whose values a node reads, without sizes."""
+    return [each for each in node.all_input_nodes if not computes_size(each)]
+
+
+def _bytes(value: torch.Tensor) -> int:
+    return hint(value.numel()) * value.itemsize
 
 
 def _base(node: fx.Node) -> fx.Node:
@@ -195,16 +240,25 @@ def _is_whole(node: fx.Node) -> bool:
     """
     base = _base(node)
     both = _value(node), _value(base)
-    alike = len({(value.numel(), value.dtype) for value in both}) == 1
-    plain = all(value.is_contiguous() and not value.is_complex() for value in both)
+    alike = len({(expression(value.numel()), value.dtype) for value in both}) == 1
+    plain = all(_is_row_major(value) and not value.is_complex() for value in both)
     return base.op != "placeholder" and alike and plain
+
+
+def _is_row_major(value: torch.Tensor) -> bool:
+    if not size_symbols(value):
+        return value.is_contiguous()
+    strides: list[Any] = [1]
+    for size in reversed(value.shape[1:]):
+        strides.append(strides[-1] * size)
+    return same_sizes(value.stride(), strides[::-1])
 
 
 def _is_view(node: fx.Node) -> bool:
     """Return whether the node is a view that costs nothing, so that it is made again where
     it is used.
     """
-    single = isinstance(_value(node), torch.Tensor) and len(node.all_input_nodes) == 1
+    single = isinstance(_value(node), torch.Tensor) and len(_operands(node)) == 1
     is_call = node.op == "call_function" and isinstance(node.target, Operator)
     return is_call and single and may_view(node) and isinstance(node.args[0], fx.Node)
 
@@ -233,8 +287,8 @@ class _Interval:
     def _get(self, node: fx.Node) -> fx.Node:
         if node in self.copies:
             return self.copies[node]
-        outside = node not in self.own and (not _is_view(node) or _is_whole(node))
-        if outside or self._is_given_part(node):
+        is_made_again = computes_size(node) or (_is_view(node) and not _is_whole(node))
+        if (node not in self.own and not is_made_again) or self._is_given_part(node):
             last = next(reversed(self.inputs.values()), None)
             with self.graph.inserting_after(last) if last else self.graph.inserting_before():
                 given = placeholder(self.graph, f"given_{len(self.inputs)}")
@@ -249,6 +303,13 @@ class _Interval:
         self.copies[node] = copy_node(self.graph, node, self.copies)
         return self.copies[node]
 
+    def know_sizes(self, inputs: _Sizes) -> None:
+        """Let the piece have an input for each symbol, with a dimension of this size."""
+        used = {each for node in self.copies for each in size_symbols(_value(node))}
+        given = (expression(size) for node in self.inputs for size in _value(node).shape)
+        for each in sorted(used.difference(given), key=str):
+            self._get(inputs[each][0])
+
     def piece(self, results: Sequence[fx.Node]) -> Piece:
         given = {node: at for at, node in enumerate(self.inputs.values())}
         values = [value for _, value in self.writes]
@@ -261,9 +322,14 @@ class _Interval:
 
 class _Cutter:
     def __init__(
-        self, module: fx.GraphModule, order: Sequence[fx.Node], repeats: Sequence[Stretch]
+        self,
+        module: fx.GraphModule,
+        order: Sequence[fx.Node],
+        repeats: Sequence[Stretch],
+        sizes: _Sizes,
     ) -> None:
         self.given = module.graph.find_nodes(op="placeholder")
+        self.sizes = sizes
         self.returned: Sequence[fx.Node] = module.graph.output_node().args[0]  # type: ignore[assignment]
         self.intervals: list[_Interval] = []
         self.groups: list[list[_Interval]] = []  # intervals that must return the same
@@ -278,7 +344,10 @@ class _Cutter:
             )
 
     def chain(self) -> PieceChain | None:
-        given = {node for group in self.groups for each in group for node in each.inputs}
+        intervals = [*itertools.chain(*self.groups)]
+        for each in intervals:
+            each.know_sizes(self.sizes)
+        given = {node for each in intervals for node in each.inputs}
         handed = {_base(n) for n in given if n.op != "placeholder" and not _is_part(n)}
         handed |= set(self.returned)
         if any(
@@ -304,7 +373,10 @@ class _Cutter:
                 inputs = tuple(_part(node, slots) for node in each.inputs)
                 calls.append(PieceCall(number, inputs, tuple(slots[n] for n in results)))
         returned = tuple(Argument(slots[node]) for node in self.returned)
-        return PieceChain(tuple(distinct), tuple(calls), returned, len(self.given), len(slots))
+        sizes = {each: (slots[_base(node)], dim) for each, (node, dim) in self.sizes.items()}
+        return PieceChain(
+            tuple(distinct), tuple(calls), returned, len(self.given), len(slots), sizes
+        )
 
 
 def _value(node: fx.Node) -> Any:
@@ -315,5 +387,7 @@ def _part(node: fx.Node, slots: Mapping[fx.Node, int]) -> Argument:
     if node in slots:
         return Argument(slots[node])
     value = _value(node)
-    offset = value.storage_offset() if _is_part(node) else -1
-    return Argument(slots[_base(node)], (tuple(value.shape), value.stride(), offset))
+    of_bundle = _is_part(node) and node.target is not aten.alias.default
+    offset = expression(value.storage_offset()) if of_bundle else -1
+    sizes, strides = (tuple(map(expression, each)) for each in (value.shape, value.stride()))
+    return Argument(slots[_base(node)], (sizes, strides, offset))

@@ -26,6 +26,7 @@ from torch import fx
 from .._base import private
 from .conditions import Conditions, Sizes, numbers, symbol
 from .graph import Graph
+from .propagation import propagate_values
 from .slots import Slot
 
 aten = torch.ops.aten
@@ -112,15 +113,13 @@ def for_one_size(graph: Graph, sizes: Sizes) -> Graph:
 
 def _fill_in_numbers(graph: Graph, sizes: Sizes) -> None:
     """Give nodes their values for some sizes: a tenth of what symbols take."""
-    from torch.fx.passes.fake_tensor_prop import FakeTensorProp
-
     mode, inputs = private.FakeTensorMode(allow_non_fake_inputs=True), []
     for slot in graph.inputs:
         names = slot.symbols or ("",) * len(slot.shape)
         shape = [sizes[n] if n else size for n, size in zip(names, slot.shape, strict=True)]
         with mode:
             inputs.append(torch.empty(shape, dtype=slot.dtype))
-    FakeTensorProp(graph.module, mode).propagate_dont_convert_inputs(*inputs)
+    propagate_values(graph.module, inputs, mode)
     for node in graph.module.graph.nodes:
         node.meta.pop(SHAPE, None)
         if computes_size(node):
@@ -180,9 +179,13 @@ class Symbols:
                 raise NotSymbolic(f"forward, or an operator, uses the size {name} as a number")
         return Conditions(tuple(self.named(guard.expr) for guard in self._env.guards))
 
-    def named(self, expression: Any) -> Any:
+    def read(self, text: str) -> Any:
+        """Return the size that torch's compiler has written as text."""
+        return self._env.deserialize_symexpr(text)
+
+    def named(self, formula: Any) -> Any:
         """Return an expression in which symbols have the names of slots."""
-        return expression.xreplace(self._names)
+        return formula.xreplace(self._names)
 
     @property
     def derived(self) -> dict[str, Any]:
@@ -229,9 +232,14 @@ def settle(
         raise NotSymbolic("the program contains loops or branches")
     recorded = symbols.conditions
     _drop_whole_slices(module.graph)
+    values = _recorded_values(module.graph, symbols)
     candidates = (each for each in _candidates(symbols, recorded) if allowed(each[0]))
     for sizes, ties in itertools.islice(candidates, _TRIALS):
-        conditions = propagate(module, inputs, sizes, ties) | recorded | _conditions_of(ties)
+        conditions = recorded
+        if values is None or ties:
+            conditions = propagate(module, inputs, sizes, ties) | recorded | _conditions_of(ties)
+        else:
+            _give_values(values, symbols, sizes)
         if conditions.hold(sizes) and _is_distinct(module.graph):
             return conditions
     raise NotSymbolic(f"no example sizes were found that satisfy only the conditions {recorded}")
@@ -296,12 +304,41 @@ def propagate(
     symbols = Symbols(sizes, ties)
     fill_in(module, [symbols.tensor(slot) for slot in inputs], symbols)
     conditions = symbols.conditions
-    values = numbers(sizes)
+    _give_values({node: node.meta.pop("val", None) for node in module.graph.nodes}, symbols, sizes)
+    return conditions
+
+
+def _recorded_values(graph: fx.Graph, symbols: Symbols) -> dict[fx.Node, Any] | None:
+    """Return the values with which nodes were recorded; None if some have none.
+
+    What they assumed about sizes are the conditions of the symbols. So an operator would derive the
+    same for all sizes that satisfy them.
+    """
+    values = {node: node.meta.get("val") for node in graph.nodes}
+    has_values = all(
+        _is_recorded(value, symbols) or node.op == "output" or computes_size(node)
+        for node, value in values.items()
+    )
+    return values if has_values else None
+
+
+def _is_recorded(value: Any, symbols: Symbols) -> bool:
+    if isinstance(value, list | tuple):
+        return all(_is_recorded(each, symbols) for each in value)
+    return getattr(value, "fake_mode", None) is symbols.mode
+
+
+def _give_values(values: Mapping[fx.Node, Any], symbols: Symbols, sizes: Sizes) -> None:
+    """Give nodes the values for some sizes, and their symbolic shapes.
+
+    ``values``: of nodes, with symbols in their shapes.
+    """
+    number_of = numbers(sizes)
     plain = private.FakeTensorMode(allow_non_fake_inputs=True)
 
     def number(size: Any) -> int:
         is_symbol = isinstance(size, torch.SymInt)
-        return int(symbols.named(size.node.expr).xreplace(values)) if is_symbol else size
+        return int(symbols.named(size.node.expr).xreplace(number_of)) if is_symbol else size
 
     def concrete(value: Any) -> Any:
         if isinstance(value, list | tuple):
@@ -322,8 +359,8 @@ def propagate(
             for each in (value.shape, value.stride())
         )
 
-    for node in module.graph.nodes:
-        value = node.meta.pop("val", None)
+    for node, value in values.items():
+        node.meta.pop("val", None)
         node.meta.pop(SHAPE, None)
         if computes_size(node):
             node.meta["val"] = _computed(node)
@@ -334,14 +371,11 @@ def propagate(
             node.meta["val"] = concrete(value)
             if _has_symbols(shape):
                 node.meta[SHAPE] = shape
-    return conditions
 
 
 def fill_in(module: fx.GraphModule, inputs: Sequence[torch.Tensor], symbols: Symbols) -> None:
     """Give nodes values with symbols in their shapes."""
-    from torch.fx.passes.fake_tensor_prop import FakeTensorProp
-
-    FakeTensorProp(module, symbols.mode).propagate_dont_convert_inputs(*inputs)
+    propagate_values(module, inputs, symbols.mode)
 
 
 def hint(size: Any) -> int:
@@ -351,14 +385,24 @@ def hint(size: Any) -> int:
 
 def same_sizes(one: Sequence[Any], two: Sequence[Any]) -> bool:
     """Compare sizes or strides that may be symbolic, without recording the comparison."""
-    return [*map(_expression, one)] == [*map(_expression, two)]
+    return [*map(expression, one)] == [*map(expression, two)]
 
 
 def has_symbols(sizes: Sequence[Any]) -> bool:
     return any(isinstance(size, torch.SymInt) for size in sizes)
 
 
-def _expression(size: Any) -> Any:
+def size_symbols(value: Any) -> set[Any]:
+    """Return the symbols in the sizes and strides of a tensor or of several, or in a size."""
+    if isinstance(value, list | tuple):
+        return {each for part in value for each in size_symbols(part)}
+    if isinstance(value, torch.Tensor):
+        return size_symbols((*value.shape, *value.stride(), value.storage_offset()))
+    return value.node.expr.free_symbols if isinstance(value, torch.SymInt) else set()
+
+
+def expression(size: Any) -> Any:
+    """Return a size as an expression of sympy if it is symbolic, or else the number."""
     return size.node.expr if isinstance(size, torch.SymInt) else size
 
 
