@@ -2,12 +2,12 @@
 
 import pytest
 import torch
+from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from poptorch._capture import trace
-from poptorch._ir import slots
+from helpers.compiled_graphs import Tensors, graph_for_many_sizes
 from poptorch._ir.propagation import propagate_values
-from poptorch._ir.symbolic import Symbols
+from poptorch._ir.symbolic import Symbols, example_sizes
 
 
 class Counting(TorchDispatchMode):
@@ -22,39 +22,39 @@ class Counting(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def layers(flat: list[torch.Tensor]) -> list[torch.Tensor]:
-    x, *weights = flat
+def layers(*given: torch.Tensor) -> tuple[Tensors, Tensors]:
+    *weights, x = given
     for weight in weights:
         x = (x.reshape(-1, 8) @ weight).exp().reshape(x.shape)
-    return [x, x.T if x.dim() == 2 else x.mT]
+    return [x, x.mT], []
 
 
-def traced(symbols: Symbols, count: int = 3) -> tuple[torch.fx.GraphModule, list[torch.Tensor]]:
-    given = [slots.batch_input(0, (4, 5, 8), torch.float32, ("", "s0", ""))]
-    given += [slots.batch_input(at + 1, (8, 8), torch.float32) for at in range(count)]
-    module, _ = trace.trace(layers, [symbols.tensor(slot) for slot in given])
-    return module, [symbols.tensor(slot) for slot in given]
+def traced() -> tuple[torch.fx.GraphModule, Symbols, Tensors]:
+    """Return a graph of three equal layers for rows of any length, and its inputs."""
+    examples = [torch.randn(8, 8), torch.randn(8, 8), torch.randn(8, 8), torch.randn(4, 5, 8)]
+    module, _, slots = graph_for_many_sizes(layers, examples, dim=1)
+    symbols = Symbols(example_sizes(slots))
+    return module, symbols, [symbols.tensor(slot) for slot in slots]
 
 
-def test_values_have_the_shapes_strides_and_types_of_the_trace() -> None:
-    symbols = Symbols({"s0": 5})
-    module, inputs = traced(symbols)
-    before = {node: node.meta["val"] for node in module.graph.nodes if "val" in node.meta}
+def test_values_have_the_shapes_strides_and_types_that_torch_derives() -> None:
+    module, symbols, inputs = traced()
+    FakeTensorProp(module, symbols.mode).propagate_dont_convert_inputs(*inputs)
+    expected = {node: node.meta["val"] for node in module.graph.nodes if node.op != "output"}
     propagate_values(module, inputs, symbols.mode)
 
-    for node, expected in before.items():
-        value = node.meta["val"]
-        if isinstance(expected, torch.Tensor):
-            assert str(value.shape) == str(expected.shape)
-            assert str(value.stride()) == str(expected.stride())
-            assert value.dtype is expected.dtype
+    for node, value in expected.items():
+        found = node.meta["val"]
+        if isinstance(value, torch.Tensor):
+            assert str(found.shape) == str(value.shape)
+            assert str(found.stride()) == str(value.stride())
+            assert found.dtype is value.dtype
         else:
-            assert str(value) == str(expected)
+            assert str(found) == str(value)
 
 
 def test_an_operator_of_equal_layers_runs_once() -> None:
-    symbols = Symbols({"s0": 5})
-    module, inputs = traced(symbols)
+    module, symbols, inputs = traced()
     with Counting(torch.ops.aten.mm.default) as products:
         propagate_values(module, inputs, symbols.mode)
 

@@ -27,7 +27,7 @@ def propagate_values(module: fx.GraphModule, inputs: Sequence[torch.Tensor], mod
 
         FakeTensorProp(module, mode).propagate_dont_convert_inputs(*inputs)
         return
-    known = _Known()
+    known = _Propagated()
     given = iter(inputs)
     with mode:
         for node in module.graph.nodes:
@@ -49,7 +49,7 @@ def _value(node: fx.Node) -> Any:
     return node.meta["val"]
 
 
-class _Known:
+class _Propagated:
     """Results by operator and operands, and one value for all tensors that are alike."""
 
     def __init__(self) -> None:
