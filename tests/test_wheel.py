@@ -102,9 +102,9 @@ def missing(module):
         return "".join(traceback.format_exception(error))
 
 def helped(command):
-    shown = io.StringIO()
+    shown, sys.argv = io.StringIO(), [command.name, "--help"]
     with contextlib.suppress(SystemExit), contextlib.redirect_stdout(shown):
-        command.load()(["--help"])
+        command.load()()
     return shown.getvalue()
 
 print(json.dumps({
