@@ -267,7 +267,7 @@ def test_an_interrupted_constructor_leaves_nothing_and_a_consumer_loses_nothing(
         assert values(iter(lambda: next(made, None), None)) == left
 
 
-def test_large_data_sets_travel_through_one_file() -> None:
+def test_large_data_sets_are_sent_to_the_workers_through_one_file() -> None:
     with nothing_left():
         made = accessor(sets.Unwieldy(), FORK_SERVER)
         assert values(made) == [[1999.0]]

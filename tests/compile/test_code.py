@@ -276,7 +276,7 @@ def folder_of_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable
     return folder_of_compilation
 
 
-def test_torchs_compiler_stores_files_beside_the_cache_where_nobody_else_can_write(
+def test_the_folder_of_torchs_compiler_is_private_and_next_to_the_cache(
     folder_of_torch: Callable[[], Path], tmp_path: Path
 ) -> None:
     folder = folder_of_torch()

@@ -14,7 +14,7 @@ def accumulator(name: str, size: float, dtype: torch.dtype = torch.float32) -> S
     return Slot(Kind.ACCUM, (int(size * MOST) // dtype.itemsize,), dtype, name)
 
 
-def test_large_reductions_travel_in_pieces_of_one_type() -> None:
+def test_gradients_are_reduced_in_buckets_of_limited_size_and_one_dtype() -> None:
     accums = [accumulator(*each) for each in zip("abcd", (0.6, 0.3, 0.6, 2), strict=True)]
     half = accumulator("e", 0.1, torch.float16)
     buckets = gradient_buckets._buckets([*accums[:2], half, *accums[2:]], MOST, 3)

@@ -142,14 +142,14 @@ def test_loops_are_split_as_torch_does() -> None:
     assert split == ["split", "loop"]
 
 
-def test_loops_are_left_as_they_are_if_torch_asserts_that_they_are_split_alike() -> None:
+def test_loops_are_not_split_if_torch_raises_an_assertion_error() -> None:
     def torchs(scheduling: object, nodes: list[str]) -> list[str]:
         raise AssertionError
 
     assert compile_speedups.split_if_equal(torchs, None, ["loop"]) == ["loop"]
 
 
-@pytest.mark.larger("test_loops_are_left_as_they_are_if_torch_asserts_that_they_are_split_alike")
+@pytest.mark.larger("test_loops_are_not_split_if_torch_raises_an_assertion_error")
 def test_loops_that_torch_cannot_split_in_the_same_way_are_compiled_unchanged(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

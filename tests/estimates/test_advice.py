@@ -134,7 +134,7 @@ def test_advice_says_whether_it_is_enough(size: Size) -> None:
 
 @pytest.mark.slow
 @each_that_is_too_large
-def test_advice_that_is_enough_alone_comes_first_and_of_it_the_quickest(size: Size) -> None:
+def test_advice_that_suffices_alone_comes_first_and_the_cheapest_first(size: Size) -> None:
     advice = with_first_advice(size).before.advice
 
     enough = [line for line in advice if line.fits]

@@ -285,12 +285,12 @@ def large_with_default_recomputation() -> Estimate:
     ],
 )
 @pytest.mark.larger("test_recomputation_keeps_inputs_and_checkpoints_only")
-def test_activations_of_a_layer_of_bert_are_those_that_wait_and_those_of_one_layer_again(
+def test_activations_of_a_bert_stage_are_checkpoints_and_one_recomputed_layer(
     estimated: Callable[[], Estimate],
 ) -> None:
     """Eight inputs, seven times six checkpoints and a gradient of 2 MiB wait.
 
-    One layer again has 2 x 16 x 512 x 512 halves twice; 2 x 512 x 4096 four times (before and
+    One recomputed layer has 2 x 16 x 512 x 512 halves twice; 2 x 512 x 4096 four times (before and
     behind the GELU, its gradient, that of the weight) and 2 x 512 x 1024 eight times: query, key,
     value, what is attended to, the sum, its norm, two gradients.
     """

@@ -82,7 +82,7 @@ def test_attention_of_all_lanes_is_one_operator_whatever_its_mask(mask: Mask) ->
     assert operators.count(ATTENTION) == 1
 
 
-def test_a_constant_mask_for_each_sample_keeps_micro_batches_in_turn() -> None:
+def test_a_constant_mask_for_each_sample_prevents_batching_of_micro_batches() -> None:
     """The mask has the rows of one micro-batch, and not those of all."""
     make = attending(lambda x: CONSTANT)
     eager = Eager(make, lambda results: results[1], TRAINED)

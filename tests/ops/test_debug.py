@@ -439,7 +439,7 @@ def summing() -> poptorch.CPU:
     return cpu
 
 
-def test_the_latest_call_of_a_host_function_can_be_looked_at(summing: poptorch.CPU) -> None:
+def test_tensors_of_the_latest_call_of_a_host_function_can_be_read(summing: poptorch.CPU) -> None:
     assert [tuple(shape) for shape in summing.in_shapes] == [(2, 2)]
     assert [tuple(shape) for shape in summing.out_shapes] == [(1, 2)]
     assert summing.outputs[0].tolist() == [[4.0, 6.0]]

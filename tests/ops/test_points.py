@@ -66,7 +66,7 @@ def test_fps_picks_the_farthest_points_from_a_random_start(
         assert own == farthest(points, 4, first=own[0])
 
 
-def test_fps_starts_elsewhere_in_each_call_and_segment(random_starts: Starts) -> None:
+def test_fps_starts_at_a_different_point_in_each_call_and_segment(random_starts: Starts) -> None:
     _, calls = random_starts
 
     starts = {(0, picked[0]) for picked in calls} | {(1, picked[4]) for picked in calls}

@@ -232,7 +232,7 @@ class AnyNames(torch.nn.Module):
         return tensors["a"] - tensors["b"]
 
 
-def test_names_that_forward_takes_in_any_number_are_told_apart() -> None:
+def test_variable_keyword_inputs_are_matched_by_name() -> None:
     executor = poptorch.inferenceModel(AnyNames(), options())
     executor(a=X, b=2 * X)
 

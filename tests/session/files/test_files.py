@@ -530,7 +530,7 @@ def test_a_save_does_not_follow_a_link_of_another_user(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("g++"), reason="needs a C++ compiler")
-def test_compiled_code_travels_but_is_used_from_trusted_files_only(
+def test_compiled_code_is_saved_with_the_model_and_used_only_if_the_file_is_trusted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "here"))

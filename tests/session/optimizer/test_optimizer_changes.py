@@ -270,7 +270,9 @@ def test_a_scheduler_does_not_hide_another_step(
     assert caplog.messages == []
 
 
-def test_each_of_several_optimizers_is_looked_at(caplog: pytest.LogCaptureFixture) -> None:
+def test_changes_of_each_of_several_optimizers_are_reported(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     model = Regression()
     pair = [sgd([parameter]) for parameter in model.parameters()]
     executor = poptorch.trainingModel(model, options(), pair)
