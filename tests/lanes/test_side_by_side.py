@@ -133,6 +133,69 @@ def test_sums_of_all_lanes_are_as_many_as_of_one(operators: Operators) -> None:
     assert operators.of_four("sum") == operators.of_one("sum")
 
 
+def same_in_lanes(micro: _capture.Micro) -> bool:
+    """Whether four lanes compute what one micro-batch does."""
+    several = _lanes.side_by_side(micro.graph, Lanes(4))
+    return not _lanes.differences(micro.graph, several, Lanes(4), micro.constants)
+
+
+@pytest.fixture(scope="module")
+def with_shared_operands() -> _capture.Micro:
+    """Return the graph of a model whose gradients are products with a shared operand on each side.
+
+    Those of ``left`` are ``x @ shared.t()``, and those of ``right`` are ``shared.t() @ x``.
+    """
+
+    def forward(m: Having, x: torch.Tensor) -> torch.Tensor:
+        both = (m.left @ m.shared) * x + (m.shared @ m.right) * x
+        return poptorch.identity_loss(both.sum(), "none")
+
+    torch.manual_seed(0)
+    weights = {name: nn.Parameter(torch.randn(3, 3)) for name in ("left", "right")}
+    return captured(Having(forward, shared=torch.randn(3, 3), **weights), torch.randn(3 * STEPS, 3))
+
+
+def test_products_with_a_shared_operand_are_computed_once_for_all_lanes(
+    with_shared_operands: _capture.Micro,
+) -> None:
+    """From the sum of the other operand over the lanes."""
+    operators = Operators(with_shared_operands)
+
+    assert operators.of_four("mm") == operators.of_one("mm")
+    assert operators.of_four("bmm") == 0
+
+
+def test_products_with_a_shared_operand_are_right_in_lanes(
+    with_shared_operands: _capture.Micro,
+) -> None:
+    assert same_in_lanes(with_shared_operands)
+
+
+@pytest.fixture(scope="module")
+def with_chosen_rows() -> _capture.Micro:
+    """Return the graph of a model that chooses rows of a weight; their gradients are added up."""
+
+    def forward(m: Having, x: torch.Tensor) -> torch.Tensor:
+        chosen = m.weight.index_select(0, (x[:, 0] > 0).long())
+        return poptorch.identity_loss((chosen * x).sum(), "none")
+
+    torch.manual_seed(0)
+    return captured(Having(forward, weight=nn.Parameter(torch.randn(4, 3))), torch.randn(8, 3))
+
+
+def test_gradients_of_chosen_rows_are_added_up_once_for_all_lanes(
+    with_chosen_rows: _capture.Micro,
+) -> None:
+    operators = Operators(with_chosen_rows)
+
+    assert operators.of_one("index_add") == 1
+    assert operators.of_four("index_add") == 1
+
+
+def test_gradients_of_chosen_rows_are_right_in_lanes(with_chosen_rows: _capture.Micro) -> None:
+    assert same_in_lanes(with_chosen_rows)
+
+
 @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.bool])
 def test_sums_of_small_integers_do_not_overflow(dtype: torch.dtype) -> None:
     x = torch.full((STEPS * 2, 3), 100).to(dtype)
