@@ -4,6 +4,7 @@ import atexit
 import collections
 import contextlib
 import gc
+import logging
 import multiprocessing
 import os
 import re
@@ -66,6 +67,8 @@ from helpers import compiled, selection  # noqa: E402
 
 compiled.watch()  # before anything is compiled, by a fixture of a file for one
 torch.set_num_threads(1)  # tests are small and run at the same time
+# Hundreds of records without a text, which would hide what else a test that fails has logged.
+logging.getLogger("torch.__trace").propagate = False
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

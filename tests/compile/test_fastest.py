@@ -63,9 +63,10 @@ def wrapped(model: nn.Module, x: Any, opts: poptorch.Options | None = None) -> A
 def decided(model: nn.Module, x: Any, opts: poptorch.Options | None = None) -> Any:
     """Call a model until it is known which runtime is faster."""
     executor = wrapped(model, x, opts)
-    for _ in range(20):
+    calls = 20
+    for _ in range(calls):
         executor(*(x if isinstance(x, tuple) else (x,)))
-    assert executor._executable.decided
+    assert executor._executable.decided, f"no runtime was chosen in {calls} calls"
     return executor
 
 
