@@ -110,6 +110,36 @@ def test_another_weight_in_half_precision_is_an_error(monkeypatch: pytest.Monkey
         train_in_half()
 
 
+class InHalf(torch.optim.Optimizer):
+    """Rounds its update of float32 weights to bfloat16, as Muon does."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.sub_(p.grad.bfloat16(), alpha=group["lr"])
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, {"lr": lr})
+
+
+def test_a_difference_of_the_rounding_in_which_a_step_computes_is_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plant(monkeypatch, lambda key, value: value * 1.00002 if key.startswith("param") else value)
+
+    assert train_once(InHalf).isfinite()
+
+
+def test_another_update_of_a_step_that_computes_in_half_is_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plant(monkeypatch, lambda key, value: value * 1.1 if key.startswith("param") else value)
+
+    with pytest.raises(poptorch.Error, match="does not agree with the optimizer"):
+        train_once(InHalf)
+
+
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])
 def test_gradient_clipping_is_not_a_difference(kind: type[torch.optim.Optimizer]) -> None:
     model = Model()

@@ -29,6 +29,7 @@ from .._ir.slots import Kind, Slot
 from .._ir.spec import OptimSpec
 from .._ir.state_views import WEIGHT, Views
 from .._ir.tensors import TensorsByKey
+from .._ops.dispatch import answering
 
 _UPDATES = 3
 _ROUNDINGS = 64
@@ -49,12 +50,16 @@ class _Draw:
     weights: TensorsByKey
     gradients: Sequence[TensorsByKey]  # of each update
 
-    def nudged(self) -> _Draw:
+    def nudged(self, narrowest: torch.dtype) -> _Draw:
+        """Return slightly different gradients. ``narrowest``: the type with the coarsest rounding
+        in which a step computes.
+        """
         generator = torch.Generator().manual_seed(2)
 
         def moved(value: torch.Tensor) -> torch.Tensor:
             noise = torch.randn(value.shape, dtype=value.dtype, generator=generator)
-            return value * (1 + torch.finfo(value.dtype).eps * noise)
+            rounding = torch.finfo(min(value.dtype, narrowest, key=_digits)).eps
+            return value * (1 + rounding * noise)
 
         gradients = [{path: moved(value) for path, value in one.items()} for one in self.gradients]
         return _Draw(self.weights, gradients)
@@ -126,6 +131,7 @@ class _Comparison:
         self.state: dict[str, Mapping[str, Any]] = {
             path: dict.get(optimizer.state, host) or {} for path, host in self.hosts.items()
         }
+        self._narrowest = self._coarsest  # type in which the program computes
 
     def differences(self, seed: int) -> list[Difference]:
         drawn = self._draw(seed)
@@ -134,7 +140,7 @@ class _Comparison:
         found = self._compared(own, expected, own)
         if not found:
             return []
-        return self._compared(own, expected, self._by_program(drawn.nudged()))
+        return self._compared(own, expected, self._by_program(drawn.nudged(self._narrowest)))
 
     def _draw(self, seed: int) -> _Draw:
         generator = torch.Generator().manual_seed(seed)
@@ -195,13 +201,20 @@ class _Comparison:
                 tensors[each.key].fill_(self.hypers[each.key])
         tensors |= {slot.key: drawn.weights[slot.path].clone() for slot in self.slots}
         tensors |= self._state_before()
-        with torch.no_grad():
+        with torch.no_grad(), answering(self._computed):
             for gradients in drawn.gradients:
                 for each in lowered.inputs:
                     if each.kind is Kind.GRADIENT:
                         tensors[each.key] = gradients[each.path].to(each.dtype)
                 tensors |= lowered.function(tensors)
         return tensors
+
+    def _computed(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call an operator, and note the type of its result."""
+        result = operator(*args, **kwargs)
+        if isinstance(result, torch.Tensor) and result.dtype.is_floating_point:
+            self._narrowest = min(self._narrowest, result.dtype, key=_digits)
+        return result
 
     def _state_before(self) -> dict[str, torch.Tensor]:
         """Return the state of the steps that the optimizer has already made, by key."""
