@@ -65,6 +65,7 @@ def adamw_with_a_tensor(model: nn.Module) -> Optimizer:
 
 
 T = torch.optim
+IN_HALF: set[Make] = {matrices_only}  # make optimizers that compute in bfloat16
 CASES: dict[str, Make] = {
     "Adadelta": of(T.Adadelta),
     "Adafactor": of(T.Adafactor, lr=0.01),
@@ -103,7 +104,7 @@ class Pair:
         torch.manual_seed(0)
         # Muon computes in bfloat16: five products one after another, and then steps of 0.02.
         halves = {"rtol": 0.0, "atol": 0.02 * relative(5, STEPS, torch.bfloat16)}
-        self.bounds = halves if make is matrices_only else near(ROUNDINGS, STEPS)
+        self.bounds = halves if make in IN_HALF else near(ROUNDINGS, STEPS)
         self.model = kind()
         self.eager_model = copy.deepcopy(self.model)
         self.optimizer, self.eager_optimizer = make(self.model), make(self.eager_model)

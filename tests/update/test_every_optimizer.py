@@ -2,8 +2,7 @@
 
 Two groups, a schedule, accumulation and replicas; interpreted and compiled. In the middle, state
 goes from the program to eager torch and back. The optimizers of timm run only where timm is
-installed. The tests do not install it, because it needs torchvision; nothing here shows that its
-optimizers train.
+installed, which the tests do not install.
 """
 
 from __future__ import annotations
@@ -15,23 +14,36 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
-from helpers.own_steps import CASES, History, Make, of
+from helpers.own_steps import CASES, IN_HALF, History, Make, of
 
 T = torch.optim
 REFUSED = {"LBFGS", "SparseAdam"}
 
 
+# Names of timm's optimizers that need CUDA, gradients of gradients, or random numbers in a step.
+NOT_TRACED = ("bnb", "fused", "adahessian", "kron")
+
+
 def _of_timm() -> dict[str, Make]:
-    """Return the optimizers of timm, if it is installed."""
-    if importlib.util.find_spec("timm") is None:
+    """Return the optimizers of timm, if it is installed with what it imports."""
+    if not all(map(importlib.util.find_spec, ("timm", "torchvision"))):
         return {}
-    optimizers: Any = importlib.import_module("timm.optim")
-    return {
-        f"{name} of timm": of(cls, lr=0.01)
-        for name, cls in vars(optimizers).items()
-        if inspect.isclass(cls) and issubclass(cls, T.Optimizer) and cls.__module__ != "torch.optim"
-    }
+    timm: Any = importlib.import_module("timm.optim")
+    names = [name for name in timm.list_optimizers() if not name.startswith(NOT_TRACED)]
+    made = {name: _by_timm(timm.create_optimizer_v2, name) for name in names}
+    IN_HALF.update(made[name] for name in names if "muon" in name or "adafactorbv" in name)
+    return {f"{name} of timm": make for name, make in made.items()}
+
+
+def _by_timm(create: Any, name: str) -> Make:
+    def make(model: nn.Module) -> Any:
+        first, rest = [*model.parameters()][:2], [*model.parameters()][2:]
+        groups = [{"params": first}, {"params": rest, "lr": 0.02}]
+        return create(groups, opt=name, lr=0.01, weight_decay=0.05, momentum=0.9)
+
+    return make
 
 
 EVERY: dict[str, Make] = {

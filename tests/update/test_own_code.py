@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ import torch
 from torch import nn
 
 from helpers.own_steps import Frozen, Net, Pair, state_of, step_by_function, wrapped
+from helpers.wrapping import compilations
 
 T = torch.optim
 
@@ -315,3 +318,62 @@ def test_a_step_may_call_a_compiled_function() -> None:
     plain(*batch)
 
     torch.testing.assert_close(model.state_dict(), other.state_dict())
+
+
+@dataclasses.dataclass
+class Settings:
+    factor: float = 1.0
+
+
+class Configured(T.Optimizer):
+    """Multiplies its rate by numbers in containers, objects and private attributes."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.05})
+        self.factors = {"all": [1.0, 0.5]}
+        self.settings = Settings()
+        self._private = 1.0
+        self.log: list[float] = []
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        first, second = self.factors["all"]
+        factor = first * second * self.settings.factor * self._private * self.defaults["lr"]
+        for p in self.param_groups[0]["params"]:
+            p.sub_(p.grad, alpha=factor)
+
+
+CHANGES: dict[str, Callable[[Configured], object]] = {
+    "an entry of a list": lambda optimizer: optimizer.factors["all"].__setitem__(0, 3.0),
+    "a container": lambda optimizer: setattr(optimizer, "factors", {"all": [2.0, 2.0]}),
+    "an object": lambda optimizer: setattr(optimizer.settings, "factor", 3.0),
+    "a private attribute": lambda optimizer: setattr(optimizer, "_private", 3.0),
+    "a default": lambda optimizer: optimizer.defaults.update(lr=0.2),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_number_that_an_optimizer_holds_and_you_change_is_followed(name: str) -> None:
+    pair = Pair(lambda model: Configured(model.parameters()))
+    pair.steps(2)
+
+    for optimizer in (pair.optimizer, pair.eager_optimizer):
+        CHANGES[name](optimizer)
+    pair.training.setOptimizer(pair.optimizer)
+    pair.steps(2)
+
+    pair.assert_alike()
+
+
+def test_a_list_of_an_optimizer_that_grows_causes_no_compilation() -> None:
+    pair = Pair(lambda model: Configured(model.parameters()))
+    pair.steps(1)
+
+    with compilations() as programs:
+        for _ in range(3):
+            pair.optimizer.log.append(0.5)
+            pair.training.setOptimizer(pair.optimizer)
+            pair.steps(1)
+
+    assert not programs
+    pair.assert_alike()

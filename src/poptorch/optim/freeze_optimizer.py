@@ -126,7 +126,7 @@ def _freeze_own(
             ),
             fix="use SGD, Adam, AdamW, RMSprop or LAMB of poptorch.optim",
         )
-    settings: dict[str, Setting] = {"accum_type": "float32", **own_settings(own)}
+    settings: dict[str, Setting] = {"accum_type": "float32", **own_settings(own, compiled)}
     if "max_grad_norm" not in inspect.signature(class_of(optimizer)).parameters:
         settings["max_grad_norm"] = _clipping(getattr(optimizer, "max_grad_norm", None))
     return settings, groups, own

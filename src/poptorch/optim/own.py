@@ -8,7 +8,7 @@ constant in any case. Numbers are either inputs of the program or constants in i
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -44,6 +44,7 @@ _REFUSED = {
     "LBFGS": "it calls the model again within a step, until values on the host say that it is done",
     "SparseAdam": "its gradients are sparse, and those of a compiled program are dense",
 }
+_SIMPLE = (Leaf, bool, int, float, str)
 NumbersByPlace = dict[StatePlace, float]
 
 
@@ -203,22 +204,45 @@ def frozen_like(own: OwnStep, compiled: OptimSpec, index: int, group: OptimGroup
     return OptimGroup(group.params, settings, variables)
 
 
-def own_settings(own: OwnStep) -> dict[str, Setting]:
-    """Return the attributes of the optimizer objects that are constants of the step."""
+def own_settings(own: OwnStep, compiled: OptimSpec | None) -> dict[str, Setting]:
+    """Return the attributes of the optimizer objects that are constants of the step.
+
+    Entries of containers and private attributes count only if they exist in the compiled form, too:
+    code outside of the step may keep lists that grow there.
+    """
     changing = {kept.place for kept in own.kept or ()}
-    hooks: dict[str, Setting] = {
-        f"{of_optimizer(number)}.hooks": digest_of(optimizer.hooks)
-        for number, optimizer in enumerate(own.optimizers)
-        if optimizer.hooks != StepHooks()
-    }
-    return hooks | {
-        f"{of_optimizer(number)}.{name}": own.constant((of_optimizer(number), name), value)
-        for number, optimizer in enumerate(own.optimizers)
-        for name, value in optimizer.attributes.items()
-        if isinstance(value, Leaf | bool | int | float | str)
-        and name[:1] != "_"
-        and (of_optimizer(number), name) not in changing
-    }
+    found: dict[str, Setting] = {}
+    inner: dict[str, Setting] = {}
+    for number, optimizer in enumerate(own.optimizers):
+        owner = of_optimizer(number)
+        if optimizer.hooks != StepHooks():
+            found[f"{owner}.hooks"] = digest_of(optimizer.hooks)
+        for name, value in _with_fields(flat(optimizer.attributes, every=True)):
+            if isinstance(value, _SIMPLE) and (owner, name) not in changing:
+                is_plain = "." not in name and name[:1] != "_"
+                (found if is_plain else inner)[f"{owner}.{name}"] = own.constant(
+                    (owner, name), value
+                )
+    if compiled is not None:
+        known = dict(compiled.settings)
+        inner = {name: inner.get(name, value) for name, value in known.items() if _is_inner(name)}
+    return found | inner
+
+
+def _with_fields(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield values by name, and the attributes of objects such as dataclasses."""
+    for name, value in values.items():
+        yield name, value
+        if not isinstance(value, (*_SIMPLE, type, torch.Tensor, torch.nn.Module)):
+            fields = getattr(value, "__dict__", {})
+            yield from ((f"{name}.{field}", each) for field, each in fields.items())
+
+
+def _is_inner(setting: str) -> bool:
+    """Return whether a setting is an entry of a container, or a private attribute."""
+    kind, _, rest = setting.partition(".")
+    name = rest.partition(".")[2]
+    return kind == "optimizer" and ("." in name or name[:1] == "_")
 
 
 def own_values(own: OwnStep, groups: Sequence[OptimGroup]) -> dict[str, float]:
