@@ -37,7 +37,7 @@ def test_weights_are_packed_for_the_library_and_packed_again_when_they_change(
     library: str, shortcuts: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not shortcuts:  # of the compiler, which does not know what is packed
-        monkeypatch.setattr(compiler, "_compile_quickly", None)
+        monkeypatch.setattr(compiler, "_compile_with_speedups", None)
     model, x = Mixed().eval(), normal(2, 3, 6, 5)
     executor = compiled(model)
 

@@ -93,7 +93,9 @@ def compile_graph(
     if slots:
         return _compile_for_many_sizes(module, places, slots)
     begin = partial(_Source, module, examples)
-    return _first_success((_compile_repeats, _compile_quickly, _compile_plainly), begin, places)
+    return _first_success(
+        (_compile_repeats, _compile_with_speedups, _compile_unchanged), begin, places
+    )
 
 
 def _compile_for_many_sizes(
@@ -101,7 +103,7 @@ def _compile_for_many_sizes(
 ) -> Code:
     """Compile code for the sizes for which the graph may be used, and some conditions hold."""
     begin = partial(_Source.for_many_sizes, module, slots)
-    return _first_success((_compile_repeats, _compile_quickly), begin, places)
+    return _first_success((_compile_repeats, _compile_with_speedups), begin, places)
 
 
 def _first_success(
@@ -187,11 +189,11 @@ def _compile_repeats(source: _Source, places: Sequence[int]) -> Code | None:
         return code_with(chains.load(chain, written), source.conditions)
 
 
-def _compile_quickly(source: _Source, places: Sequence[int]) -> Code:
+def _compile_with_speedups(source: _Source, places: Sequence[int]) -> Code:
     return code_of(_compile(source, places, plain=False), source.conditions)
 
 
-def _compile_plainly(source: _Source, places: Sequence[int]) -> Code:
+def _compile_unchanged(source: _Source, places: Sequence[int]) -> Code:
     try:
         return code_of(_compile(source, places, plain=True))
     except Exception as error:
