@@ -29,8 +29,11 @@ def _flag(text: str) -> bool:
     return _WORDS[word] if word in _WORDS else int(text) != 0
 
 
+REACTIONS = ("warn", "error", "off")  # to results that differ from those of eager PyTorch
+
+
 def _reaction(text: str) -> str:
-    if text not in ("warn", "error", "off"):
+    if text not in REACTIONS:
         raise ValueError(text)
     return text
 

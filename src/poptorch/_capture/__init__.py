@@ -10,7 +10,7 @@ from .purity import LONE_WRITES, WHOLE_WRITES
 from .python_state import ModuleAttribute, PythonState
 from .recompute import checkpoints, recomputed, with_fewer_checkpoints
 from .recorded_again import REPEATED_CALLS
-from .replaced_tensors import ModelTensor, tensors_of
+from .replaced_tensors import TENSOR_HOLDERS, ModelTensor, tensors_of
 from .trace import forgetting_sources, untraced, without_data
 
 SHORTCUTS = (REPEATED_CALLS, LONE_WRITES, WHOLE_WRITES)
@@ -19,6 +19,7 @@ SHORTCUTS = (REPEATED_CALLS, LONE_WRITES, WHOLE_WRITES)
 __all__ = [
     "LOSS_FUNCTIONS",
     "SHORTCUTS",
+    "TENSOR_HOLDERS",
     "Decision",
     "Explanation",
     "Micro",

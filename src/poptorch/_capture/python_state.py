@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from .replaced_tensors import TENSOR_HOLDERS
 from .trace import without_data
 
 _ABSENT = object()
@@ -204,7 +205,7 @@ class PythonState:
         """Return a state that has no weights and buffers, so that restoring it leaves them."""
         result = self._copy()
         for module in {id(each): each for root in self._roots for each in root.modules()}.values():
-            for holder in ("_parameters", "_buffers"):
+            for holder in TENSOR_HOLDERS:
                 result._saved.pop(id(vars(module)[holder]), None)
         return result
 

@@ -14,7 +14,7 @@ from .._base import log
 from .._base.errors import Error
 from .._ir.block_labels import KEEP, MEMORY, PARTIALS, marks, note_on
 from .._ir.operators import storage_root
-from .._ir.slots import Kind, Slot
+from .._ir.slots import RETURNED, Kind, Slot
 from .._ops.context import GROUP, Group
 from .._ops.identities import Hint, hint
 
@@ -104,7 +104,7 @@ def _output_key(graph: fx.Graph, outputs: Sequence[Slot], mark: fx.Node) -> str:
     returned = [
         (node, slot.key)
         for node, slot in zip(results, outputs, strict=False)
-        if slot.kind in (Kind.OUTPUT, Kind.LOSS)
+        if slot.kind in RETURNED
     ]
     same, whole = set(_same_value(mark)), set(_same_value(_unmarked(mark)))
     keys = [key for node, key in returned if node in same]

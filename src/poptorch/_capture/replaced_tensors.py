@@ -26,7 +26,7 @@ from .._ops import autocast
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 _BATCH_NORM_FORWARD = nn.BatchNorm1d.forward  # used by all numbers of dimensions
-_HOLDERS = ("_parameters", "_buffers")
+TENSOR_HOLDERS = ("_parameters", "_buffers")
 TensorPlace = tuple[nn.Module, str, str]  # the module, "_parameters" or "_buffers", the name in it
 Replacement = tuple[Any, str, Any]  # an object or class, the attribute, its replacement
 _ABSENT = object()
@@ -50,7 +50,7 @@ def tensors_of(module: nn.Module, values: bool = True) -> dict[str, ModelTensor]
     items = operator.methodcaller("items") if values else dict.items
     by_identity: dict[int, tuple[str, ModelTensor]] = {}
     modules = [*module.named_modules()]
-    for holder in _HOLDERS:
+    for holder in TENSOR_HOLDERS:
         for prefix, owner in modules:
             held = getattr(owner, holder)
             # TorchScript's modules do not use dicts, and those that can be captured have no
@@ -98,7 +98,7 @@ class DictsOfThread:
         self._mine: dict[tuple[nn.Module, str], _Noting] = {}
         by_dict: dict[int, _Noting] = {}  # the user's module shares its dicts with the traced one
         for owner in dict.fromkeys((*root.modules(), users)):
-            for holder in _HOLDERS:
+            for holder in TENSOR_HOLDERS:
                 own = owner.__dict__[holder]
                 if isinstance(own, dict):  # TorchScript's are not dicts
                     mine = by_dict.setdefault(id(own), _Noting(own))

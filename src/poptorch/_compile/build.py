@@ -174,7 +174,7 @@ def _repeat(axis: Axis, count: int, body: tuple[Node, ...]) -> tuple[Node, ...]:
 
 
 def emit(micro: Graph, spec: Spec) -> Emit:
-    kinds = (Kind.LOSS, Kind.OUTPUT, Kind.ANCHOR)
+    kinds = (*slots.RETURNED, Kind.ANCHOR)
     results = tuple(slot for slot in micro.outputs if slot.kind in kinds)
     return Emit(results, spec.output.mode, spec.output.period)
 
@@ -206,7 +206,7 @@ def with_updated_weights(graph: Graph, spec: Spec) -> Graph:
 
 def _emit(micro: Graph, graphs: Mapping[str, Graph], spec: Spec) -> Emit:
     """Return what is returned to the host: results, then anchors in the user's order."""
-    results = [slot for slot in micro.outputs if slot.kind in (Kind.LOSS, Kind.OUTPUT)]
+    results = [slot for slot in micro.outputs if slot.kind in slots.RETURNED]
     outputs = [slot for graph in graphs.values() for slot in graph.outputs]
     anchored = {slot.path: slot for slot in outputs if slot.kind is Kind.ANCHOR}
     exceptions = []

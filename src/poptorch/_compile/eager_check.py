@@ -10,7 +10,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 
 from .. import _capture, _eager, _lanes
-from .._base import VERSION, log
+from .._base import VERSION, env, log
 from .._base.errors import Error
 from .._base.resources import available_memory
 from .._capture import Micro
@@ -26,7 +26,7 @@ from .._ir.spec import OptimSpec
 from ..backends import process_settings
 from .cache import Store
 
-OFF, WARN, ERROR = "off", "warn", "error"
+_, ERROR, OFF = env.REACTIONS
 _SHOWN = 4  # largest number of differences in a message
 _SHARE = 0.5  # share of the free memory that a check may use
 _SMALL = 0.5  # seconds of one core

@@ -30,7 +30,6 @@ from .eager_check import EagerCheck
 from .lower import lower
 
 _T = TypeVar("_T")
-_EVOLVING = (Kind.BUFFER, Kind.CONSTANT)
 _WHOLE = "pass a multiple of the rows of one call, or leave the last batch out: drop_last=True"
 CheckOf = Callable[[_capture.Request], EagerCheck]
 
@@ -121,7 +120,7 @@ def _side_by_side(
 
     Random numbers of lanes come from seeds that only a whole program has.
     """
-    changes = any(slot.kind in _EVOLVING for slot in micro.graph.outputs)
+    changes = any(slot.kind in slots.EVOLVING for slot in micro.graph.outputs)
     if count == 1 or micro.graph.random or (changes and remainder.replicas > 1):
         return micro.graph, None
     loops = Loops(accumulation=count) if spec.training else Loops(iterations=count)
@@ -166,7 +165,7 @@ class _Joined:
         self.count = sum(run.count for run in self.runs)
         written = [slot for run in self.runs for slot in run.graph.outputs]
         separate = written if self.replicas > 1 else []
-        self.evolving = {slot.key: slot for slot in separate if slot.kind in _EVOLVING}
+        self.evolving = {slot.key: slot for slot in separate if slot.kind in slots.EVOLVING}
 
     def graph(self) -> Graph:
         parts = [lower(self._divided()), *map(self._renamed, self.runs), lower(self._finished())]
@@ -325,7 +324,7 @@ class _Joined:
         if len(rows) > 1:
             first = len(rows) if scalar else sum(each[0] for each in rows)
             shape = (first, *shape[1:])
-        widens = added and slot.dtype in _SMALL and len(kept[0]) > 1
+        widens = added and slot.dtype in slots.SMALL_INTEGERS and len(kept[0]) > 1
         dtype = torch.int32 if widens else slot.dtype
         return replace(slot, shape=shape, dtype=dtype, lanes=False), joined
 
@@ -341,12 +340,9 @@ class _Joined:
         return modes[slot.name] if slot.kind is Kind.ANCHOR else self.spec.output.mode
 
 
-_SMALL = {torch.bool, torch.uint8, torch.int8, torch.int16}
-
-
 def _sum(values: Sequence[torch.Tensor]) -> torch.Tensor:
     first = values[0]
-    if len(values) > 1 and first.dtype in _SMALL:
+    if len(values) > 1 and first.dtype in slots.SMALL_INTEGERS:
         values = [value.to(torch.int32) for value in values]
     total = values[0]
     for value in values[1:]:

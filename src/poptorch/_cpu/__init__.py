@@ -28,7 +28,7 @@ What each replacement saves
 The first column of times is how much longer a compilation with empty caches takes without the
 replacement, in processor seconds of Python and the C++ compiler. With all of them, a perceptron
 takes 3.9 s, the tutorial's CNN 6.2 s, a BERT with 4 layers 9.4 s, and a ResNet-18 with 16 channels
-27 s. Shares are of the calls of Python functions, 6.15 million for the CNN, which do not depend on
+27 s. Shares are of the calls of Python functions, 6.23 million for the CNN, which do not depend on
 the machine. Measured with torch 2.13 on an AMD EPYC with AVX-512, alternating, on a shared
 machine, where the seconds of one program vary by up to a fifth.
 
@@ -41,7 +41,7 @@ machine, where the seconds of one program vary by up to a fifth.
 | no precompiled headers | ``compile_speedups`` | 7.9 s, once per machine |
 | the wrapper's longest function with -O1 | ``compile_speedups`` | 0.4 to 0.9 s (CNN) |
 | the wrapper as a source with -O1 | ``compile_speedups`` | 3.7 s (ResNet) |
-| ``stride`` without sympy | ``compile_speedups`` | 89 % more calls, 3.1 s (CNN) |
+| ``stride`` without sympy | ``compile_speedups`` | 88 % more calls, 3.1 s (CNN) |
 | one handler for the types of results | ``compile_speedups`` | 8 % more calls |
 | patterns that are traced only if they may apply | ``compile_speedups`` | 6 % more calls |
 | ``simplify`` without ranges | ``compile_speedups`` | 4 % more calls |

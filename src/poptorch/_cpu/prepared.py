@@ -21,13 +21,12 @@ from .._ir import slots, verify
 from .._ir.graph import Graph, copy_node, graph_module, placeholder
 from .._ir.operators import Operator, acts, draws, may_view, reachable, writes
 from .._ir.program import Program, State
-from .._ir.slots import Kind, Slot
+from .._ir.slots import MODEL_STATE, Slot
 from ..backends.driver import LoopExecutable
 from .folding import fold
 from .packing import is_packing, pack
 
 aten = torch.ops.aten
-_WEIGHTS = (Kind.PARAM, Kind.BUFFER, Kind.CONSTANT)
 _TURNS = (aten.t.default, aten.permute.default)
 
 
@@ -58,7 +57,7 @@ def _fixed(graph: Graph) -> set[fx.Node]:
     fixed = {
         node
         for node, slot in arguments.items()
-        if slot.kind in _WEIGHTS and slot.key not in updates and slot.replicas == 1
+        if slot.kind in MODEL_STATE and slot.key not in updates and slot.replicas == 1
     }
     for node in graph.operators:
         if fixed.issuperset(node.all_input_nodes) and _is_plain(node):
@@ -153,7 +152,7 @@ def _rest(graph: Graph, prepare: Graph, hoisted: list[fx.Node]) -> Graph:
         node.replace_all_uses_with(given)
         places[given] = slot
     own.eliminate_dead_code(is_impure_node=acts)
-    for node in [node for node, slot in places.items() if slot.kind in _WEIGHTS]:
+    for node in [node for node, slot in places.items() if slot.kind in MODEL_STATE]:
         if not node.users and places[node].key not in written:
             own.erase_node(node)
     inputs = tuple(places[node] for node in own.nodes if node.op == "placeholder")

@@ -17,7 +17,7 @@ from .._ir import slots
 from .._ir.block_labels import label_of, line_of
 from .._ir.closeness import Difference, coarsest, difference, movement, share_of
 from .._ir.graph import Graph
-from .._ir.slots import Kind, Slot
+from .._ir.slots import RETURNED, Kind, Slot
 from .._ops.effects import is_control_flow, is_effect
 from . import eager_run
 from .divergence import Found, Values, first_divergence, sizes
@@ -214,7 +214,7 @@ class Check:
         """Yield a name, the key of a slot, and the value of eager PyTorch for it."""
         given = {slot.path: slot for slot in self.request.state}
         for slot in self.micro.graph.outputs:
-            if slot.kind in (Kind.LOSS, Kind.OUTPUT):
+            if slot.kind in RETURNED:
                 name = "the loss" if slot.kind is Kind.LOSS else f"output {slot.index}"
                 yield name, slot.key, eager.outputs[slot.index]
         for path, gradient in eager.gradients.items():

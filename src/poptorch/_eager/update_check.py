@@ -21,14 +21,13 @@ from .. import _update
 from .._capture import Request
 from .._ir import slots
 from .._ir.closeness import Difference, difference
-from .._ir.slots import Kind, Slot
+from .._ir.slots import HALF_TYPES, Kind, Slot
 from .._ir.spec import OptimSpec
 from .traced_update import NotCompared, traced_differences
 
 _UPDATES = 3
 # number of roundings that may add up over the updates, because the orders of operations differ
 _ROUNDINGS = 64
-_HALF = (torch.float16, torch.bfloat16)
 _HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 
 
@@ -67,7 +66,7 @@ def update_differences(
         theirs = _in_eager(eager, group, slot, given.clone(), gradients, kept)
         ours = _by_program(spec, eager, group, slot, given.clone(), gradients)
         differences = _differences(ours, theirs)
-        if differences and slot.dtype in _HALF:
+        if differences and slot.dtype in HALF_TYPES:
             wide = [gradient.double() for gradient in gradients]
             exact = _in_eager(eager, group, slot, given.double(), wide, _in_double(kept))
             differences = [
@@ -133,7 +132,7 @@ def _in_double(state: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _is_half(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.dtype in _HALF
+    return isinstance(value, torch.Tensor) and value.dtype in HALF_TYPES
 
 
 def _in_eager(

@@ -10,14 +10,14 @@ from typing import NamedTuple
 from .._ir import schedule
 from .._ir.block_labels import StagePass
 from .._ir.schedule import Traffic
-from .._ir.slots import Kind
+from .._ir.slots import RETURNED, Kind
 from .cycles import FREE, Cost, slot_bytes
 from .parts import TimedAction
 from .pass_cost import PassCost
 from .subject import Subject
 
 _NAMES = {"host": "host link", "streaming": "streaming memory", "call": "host call"}
-_RESULTS = (Kind.LOSS, Kind.OUTPUT, Kind.ANCHOR)
+_RESULTS = (*RETURNED, Kind.ANCHOR)
 
 
 class PassPrice(NamedTuple):

@@ -21,10 +21,10 @@ from .block_labels import (
 from .graph import Graph, slots_of
 from .program import Program
 from .schedule import Action, Schedule, Workload
-from .slots import Kind, Slot
+from .slots import RETURNED, Kind, Slot
 from .spec import Location, Spec, Strategy
 
-RESULTS = (Kind.LOSS, Kind.OUTPUT, Kind.ANCHOR, Kind.BATCH)
+RESULTS = (*RETURNED, Kind.ANCHOR, Kind.BATCH)
 PER_MICRO_BATCH = (Kind.VALUE, Kind.BATCH)  # kinds with separate tensors for every micro-batch
 
 _WIDEST = 24

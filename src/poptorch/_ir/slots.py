@@ -32,6 +32,12 @@ class Kind(enum.StrEnum):
 STATE_KINDS = frozenset(
     {Kind.PARAM, Kind.BUFFER, Kind.ACCUM, Kind.OPTSTATE, Kind.HYPER, Kind.RNG, Kind.CONSTANT}
 )
+MODEL_STATE = (Kind.PARAM, Kind.BUFFER, Kind.CONSTANT)  # what a model has without an optimizer
+EVOLVING = (Kind.BUFFER, Kind.CONSTANT)  # kinds that forward changes, separately in each replica
+RETURNED = (Kind.LOSS, Kind.OUTPUT)  # what forward returns
+HALF_TYPES = frozenset({torch.float16, torch.bfloat16})
+# In torch, and therefore here, sums of these types are wider.
+SMALL_INTEGERS = frozenset({torch.bool, torch.uint8, torch.int8, torch.int16})
 DECAY_RATES = frozenset({"alpha", "beta1", "beta2"})
 ACCUMULATED = "AccumulatedGradient___"  # anchors the gradient with which an update changes a weight
 NORM = "GradientNorm"  # anchors the norm of all gradients before clipping

@@ -16,6 +16,7 @@ from torch import fx
 
 from .._ir.loops import Lanes
 from .._ir.operators import SAME_NUMBERS, SHAPE_ONLY, reachable
+from .._ir.slots import HALF_TYPES
 from .._ir.symbolic import computes_size
 from .batched import NotVectorisable, named, nodes_in
 
@@ -59,7 +60,7 @@ def widened(value: torch.Tensor) -> torch.Tensor:
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+    return torch.float32 if dtype in HALF_TYPES else dtype
 
 
 class Affine(NamedTuple):

@@ -11,12 +11,10 @@ from .._ir.graph import Graph
 from .._ir.loops import Lanes
 from .._ir.operators import acts, draws
 from .._ir.plan import RESULTS
-from .._ir.slots import Kind
+from .._ir.slots import MODEL_STATE, Kind
 from .._ops.exchanges import exchange
 from . import lane_sums
 from .carried_buffers import Chain, reads
-
-_CARRIED = (Kind.PARAM, Kind.BUFFER, Kind.CONSTANT)
 
 
 class Demand:
@@ -42,7 +40,7 @@ class Demand:
         return {
             given[slot.key]: Chain(f"{slot.kind} {slot.path}", given[slot.key], node)
             for slot, node in self.graph.results
-            if slot.kind in _CARRIED
+            if slot.kind in MODEL_STATE
         }
 
     def _find_varying(self, lanes: Lanes) -> set[fx.Node]:

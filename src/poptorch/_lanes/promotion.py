@@ -14,11 +14,12 @@ from typing import Any
 import torch
 from torch import fx
 
+from .._ir.slots import HALF_TYPES
+
 aten = torch.ops.aten
 
 # These read a second operand without dimensions in float32 if the first one is narrower.
 _READING_WIDE = {aten.mul.Tensor, aten.div.Tensor}
-_NARROW = {torch.float16, torch.bfloat16}
 
 
 def computed(
@@ -38,7 +39,7 @@ def computed(
         own and value is not None and not value.dim() and value.dtype not in (common, torch.bool)
         for value, own in zip(of_lane, varying, strict=True)
     ]
-    if target in _READING_WIDE and common in _NARROW and numbers[:2] == [False, True]:
+    if target in _READING_WIDE and common in HALF_TYPES and numbers[:2] == [False, True]:
         return target(*(each.to(torch.float32) for each in args), **kwargs).to(common)
     pairs = zip(args, numbers, strict=True)
     return target(*(each.to(common) if number else each for each, number in pairs), **kwargs)

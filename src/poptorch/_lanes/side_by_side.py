@@ -20,7 +20,7 @@ from .._ir.graph import Graph, copied, copy_node, graph_module, placeholder
 from .._ir.loops import Lanes
 from .._ir.operators import SHAPE_ONLY, acts, draws, generator_of, of_shape, view_of
 from .._ir.plan import RESULTS
-from .._ir.slots import Kind, Slot
+from .._ir.slots import EVOLVING, Kind, Slot
 from .._ir.symbolic import computes_size
 from .._ops import streams
 from .._ops.effects import is_effect
@@ -44,7 +44,6 @@ from .size_nodes import SIZES
 from .sized_rules import sized
 
 aten = torch.ops.aten
-EVOLVING = (Kind.BUFFER, Kind.CONSTANT)  # kinds that forward changes, separately in each replica
 
 
 def side_by_side(graph: Graph, lanes: Lanes) -> Graph:

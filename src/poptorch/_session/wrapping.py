@@ -25,9 +25,8 @@ from torch.nn.utils import clip_grad
 
 from .._base import log, source
 from .._base.errors import StateError
+from .._capture import TENSOR_HOLDERS
 from .._residency import NO_GRADIENTS
-
-HOLDERS = ("_parameters", "_buffers")
 
 
 class Watched(dict[str, Any]):
@@ -74,7 +73,7 @@ def watch(module: nn.Module, announce: Callable[[], None]) -> weakref.WeakSet[nn
     """
     watched = weakref.WeakSet(module.modules())
     for sub in watched:
-        for holder in HOLDERS:
+        for holder in TENSOR_HOLDERS:
             entries = sub.__dict__[holder]
             if not isinstance(entries, Watched):
                 sub.__dict__[holder] = entries = Watched(entries)
@@ -85,7 +84,7 @@ def watch(module: nn.Module, announce: Callable[[], None]) -> weakref.WeakSet[nn
 def unwatch(watched: Iterable[nn.Module], announce: Callable[[], None]) -> None:
     """Restore plain dicts, unless other listeners remain."""
     for sub in watched:
-        for holder in HOLDERS:
+        for holder in TENSOR_HOLDERS:
             entries = sub.__dict__[holder]
             if isinstance(entries, Watched) and announce in entries.listeners:
                 entries.listeners.remove(announce)
@@ -157,7 +156,7 @@ def wrap(module: nn.Module, owner: Owner, traced: nn.Module) -> None:
             )
 
     _wrappings[module] = _Wrapping(reference, announce, watch(module, announce))
-    for holder in HOLDERS:  # from now on the shallow copy shares the dicts of tensors
+    for holder in TENSOR_HOLDERS:  # from now on the shallow copy shares the dicts of tensors
         traced.__dict__[holder] = module.__dict__[holder]
     module.__class__ = _subclass(type(module))
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from .._base.errors import Error
+from .._ir.slots import HALF_TYPES
 from .known_functions import (
     ARITHMETIC,
     PRODUCTS,
@@ -28,7 +29,6 @@ from .step_value_reads import ValueNeeded, refuse_read
 from .step_values import is_number, replaced, tensors_in
 from .value_origins import HYPER, Identifier, Origins
 
-_HALVES = {torch.bfloat16, torch.float16}
 # Hyper-parameters that schedules change from step to step.
 _SCHEDULED = {"lr", "momentum", "betas", "weight_decay"}
 
@@ -56,7 +56,7 @@ class Arithmetic:
         floating = [each.dtype for each in others if each.dtype.is_floating_point]
         dtype = floating[0] if floating else None
         operation = operation_of(name)
-        in_half = not _HALVES.isdisjoint(floating) and "out" not in kwargs
+        in_half = not HALF_TYPES.isdisjoint(floating) and "out" not in kwargs
         if in_half and operation in ARITHMETIC:
             return self._rounded_once(func, name, args, kwargs, others)
         if name.rstrip("_") in SCALED:
@@ -87,7 +87,7 @@ class Arithmetic:
                 raise ValueNeeded(keys)
         in_place = is_in_place(name)
         dtype = tensors[0].dtype if in_place else _result_type(tensors)
-        if dtype in _HALVES and operation_of(name) in ROUNDED_NUMBERS:
+        if dtype in HALF_TYPES and operation_of(name) in ROUNDED_NUMBERS:
             args, kwargs = replaced((args, kwargs), lambda each: self._narrow(each, dtype))
         args_now, kwargs_now = replaced((args, kwargs), _widened)
         given = tensors_in((args_now, kwargs_now))
@@ -163,7 +163,7 @@ def _result_type(tensors: Sequence[Tensor]) -> torch.dtype:
 
 
 def _widened(tensor: Tensor) -> Tensor:
-    return tensor.to(torch.float32) if tensor.dtype in _HALVES else tensor
+    return tensor.to(torch.float32) if tensor.dtype in HALF_TYPES else tensor
 
 
 def _tensor_of(value: Any, dtype: torch.dtype | None) -> Any:

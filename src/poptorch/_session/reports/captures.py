@@ -11,7 +11,7 @@ from ... import _capture, _place
 from ..._base import source
 from ..._ipu_model import estimating, shares
 from ..._ipu_model.estimating import CapturedModel
-from ..._ir.slots import Kind, Slot
+from ..._ir.slots import EVOLVING, Slot
 from ..._ir.spec import Spec
 from ..._systems import ChipKind, System
 from ..calls import BoundArguments
@@ -106,6 +106,6 @@ def _of_type(request: _capture.Request, dtype: torch.dtype) -> _capture.Request:
 def _same(before: _capture.Request, now: _capture.Request, micro: _capture.Micro) -> bool:
     """Return whether a capture is also valid for another request."""
     same = (before.batch, before.state, before.grouped) == (now.batch, now.state, now.grouped)
-    written = any(slot.kind in (Kind.BUFFER, Kind.CONSTANT) for slot in micro.graph.outputs)
+    written = any(slot.kind in EVOLVING for slot in micro.graph.outputs)
     by_replica = written or micro.exchanging or bool(before.grouped)
     return same and (before.replicas == now.replicas or not by_replica)

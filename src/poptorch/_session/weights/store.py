@@ -17,7 +17,7 @@ from ..._ir import verify
 from ..._ir.bundle import BundleView, Member
 from ..._ir.plan import Plan
 from ..._ir.program import Program, Scatter, State
-from ..._ir.slots import Kind, Slot
+from ..._ir.slots import MODEL_STATE, Kind, Slot
 from ..._residency import DeviceCopies, Event, unwatched
 from ..programs import ModelTensors
 
@@ -93,7 +93,7 @@ class StateLayout:
             joined = torch.cat(_job.current().gather(tensors[flat].contiguous(), _OPTIMIZER))
             own = ((key, view) for key, view in self.views.items() if view.flat == flat)
             result |= {key: _viewed(joined, view).clone() for key, view in own}
-        kinds = (*DEVICE_ONLY, *((Kind.PARAM, Kind.BUFFER, Kind.CONSTANT) if weights else ()))
+        kinds = (*DEVICE_ONLY, *(MODEL_STATE if weights else ()))
         for key, slot in self._slots.items():
             if slot.kind in kinds and key in self._holders and key in tensors:
                 result[key] = self.read(tensors, key)
