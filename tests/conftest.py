@@ -61,6 +61,8 @@ os.environ["POPTORCH_POD_DIR"] = os.path.join(_RUN, f"pod{_WORKER}")  # each has
 signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started us may ignore it
 
 import pytest  # noqa: E402
+
+pytest.register_assert_rewrite("helpers")  # what fails there says so with its values
 import torch  # noqa: E402
 
 from helpers import compiled, selection  # noqa: E402
@@ -166,10 +168,13 @@ def _held() -> set[float]:
 def _process() -> Generator[None, None, None]:
     """A fixed seed; and what a test has set for the whole process is as before."""
     from poptorch import setLogLevel
+    from poptorch._base import log
 
+    most_repeats = log._most_repeats
     torch.manual_seed(0)
     yield
     setLogLevel("WARN")
+    log.limit_repeats(most_repeats)  # and lines of this test are no repeats in the next one
     gc.enable()
     torch.set_num_threads(1)
     torch.set_default_dtype(torch.float32)
