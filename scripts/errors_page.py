@@ -105,8 +105,15 @@ def _parameters(function: ast.FunctionDef) -> list[str]:
 class _Texts:
     """The texts that an expression can have, as far as the source of one module says."""
 
-    def __init__(self, module: _Module, function: ast.FunctionDef | None, bound: Bound) -> None:
+    def __init__(
+        self,
+        module: _Module,
+        function: ast.FunctionDef | None,
+        bound: Bound,
+        decided: Mapping[str, bool] | None = None,
+    ) -> None:
         self._module, self._function, self._bound = module, function, bound
+        self._decided = decided or {}  # conditions, as source code
         self._busy: set[str] = set()  # names that are being looked up
 
     def of(self, node: ast.expr | None) -> list[str]:
@@ -125,8 +132,10 @@ class _Texts:
                 return self.of(value)
             case ast.BinOp(op=ast.Add(), left=left, right=right):
                 return self._joined([left, right])
-            case ast.IfExp(body=first, orelse=second):
-                return [*self.of(first), *self.of(second)]
+            case ast.IfExp(test=test, body=first, orelse=second):
+                holds = self._holds(test)
+                branches = [first, second] if holds is None else [first if holds else second]
+                return [text for branch in branches for text in self.of(branch)]
             case ast.BoolOp(values=values):
                 return [text for value in values for text in self.of(value)]
             case ast.Name(id=name, lineno=line):
@@ -136,6 +145,15 @@ class _Texts:
             case ast.Call(func=function):
                 return self._returned(function)
         return []
+
+    def _holds(self, test: ast.expr) -> bool | None:
+        """Return whether a condition holds; None if this depends on values of run time."""
+        match test:
+            case ast.Compare(
+                left=ast.Name(id=name), ops=[ast.Eq()], comparators=[ast.Constant(value=value)]
+            ) if len(texts := self._bound.get(name, [])) == 1 and VALUE not in texts[0]:
+                return texts[0] == value
+        return self._decided.get(ast.unparse(test))
 
     def _joined(self, parts: Iterable[ast.expr], between: str = "") -> list[str]:
         choices = [self.of(part) or [VALUE if between == "" else ""] for part in parts]
@@ -239,10 +257,11 @@ class Source:
             fix = next((word.value for word in call.keywords if word.arg == "fix"), None)
             names = {*_names_in(call.args[0]), *_names_in(fix)}
             for bound in self._bindings(module, function, names, 0):
-                texts = _Texts(module, function, bound)
-                remedies = [*dict.fromkeys(filter(None, texts.of(fix)))]
-                for title in texts.of(call.args[0]):
-                    yield title, self.classes[kind], CASES.join(remedies)
+                for decided in _decisions(call.args[0], fix):
+                    texts = _Texts(module, function, bound, decided)
+                    remedies = [*dict.fromkeys(filter(None, texts.of(fix)))]
+                    for title in texts.of(call.args[0]):
+                        yield title, self.classes[kind], CASES.join(remedies)
 
     def _bindings(
         self, module: _Module, function: ast.FunctionDef | None, names: set[str], depth: int
@@ -277,6 +296,18 @@ class Source:
             )
             if (owner in ("", "self") and caller is module) or owner == module.name or imported:
                 yield caller, call
+
+
+def _decisions(title: ast.expr, fix: ast.expr | None) -> Iterator[dict[str, bool]]:
+    """Yield the possible values of the conditions on which both the title and the remedy depend."""
+    both = sorted(_conditions(title) & _conditions(fix))
+    for values in itertools.product([True, False], repeat=len(both)):
+        yield dict(zip(both, values, strict=True))
+
+
+def _conditions(node: ast.expr | None) -> set[str]:
+    inside = ast.walk(node) if node is not None else ()
+    return {ast.unparse(each.test) for each in inside if isinstance(each, ast.IfExp)}
 
 
 def _names_in(node: ast.AST | None) -> Iterator[str]:

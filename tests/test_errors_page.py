@@ -32,6 +32,23 @@ def test_remedies_of_both_branches_of_a_condition_are_found(tmp_path: Path) -> N
     assert remedies == {"Bad": ["do this", "do that"]}
 
 
+def test_title_and_remedy_are_of_the_same_case(tmp_path: Path) -> None:
+    code = 'raise Error("Even" if even else "Odd", fix="use 3" if even else "use 2")'
+
+    assert found(tmp_path, code) == {"Even": ["use 3"], "Odd": ["use 2"]}
+
+
+def test_a_remedy_depends_on_the_text_that_a_caller_passes(tmp_path: Path) -> None:
+    code = """
+def refuse(name):
+    raise Error(f"Bad {name}", fix="use 3" if name == "even" else "use 2")
+
+refuse("even")
+refuse("odd")
+"""
+    assert found(tmp_path, code) == {"Bad even": ["use 3"], "Bad odd": ["use 2"]}
+
+
 def test_each_caller_of_a_helper_function_makes_its_own_error(tmp_path: Path) -> None:
     code = """
 def refuse(title, fix):

@@ -239,9 +239,9 @@ class Options(Container):
                 problem,
                 got=f"a group size of {input_group_size}, with {self.replication_factor} replicas",
                 fix=(
-                    "use CommGroupType.Consecutive or CommGroupType.Orthogonal"
-                    if input_group_type == CommGroupType.All
-                    else "call replicationFactor first, then use a group size that divides it"
+                    "use CommGroupType.Consecutive or CommGroupType.Orthogonal, with a group size "
+                    "that divides the replication factor",
+                    "call replicationFactor before inputReplicaGrouping",
                 ),
             )
         return self.set(input_group_size=input_group_size, input_cgt=input_group_type)
