@@ -283,6 +283,7 @@ torch._C: _swap_tensor_impl
 torch._C: _DisableTorchDispatch DisableTorchFunction ScriptMethod TensorBase._make_subclass
 torch._decomp.decompositions: gru_impl_data lstm_data_impl native_batch_norm_decomposition
 torch._decomp.decompositions: rnn_relu_data rnn_tanh_data
+torch._dispatch.python: enable_python_dispatcher
 torch._dynamo.config: error_on_nested_fx_trace
 torch._functorch._aot_autograd.logging_utils: setup_stacktrace_preservation_hooks
 torch._functorch.compile_utils: fx_graph_cse

@@ -142,7 +142,7 @@ class Symbols:
         self._env = private.ShapeEnv(
             allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False
         )
-        self.mode = private.FakeTensorMode(
+        self.mode = _mode_class()(
             allow_non_fake_inputs=True, shape_env=self._env, static_shapes=True
         )
         self.sizes = sizes
@@ -192,6 +192,24 @@ class Symbols:
         """Sizes that were assumed to follow from others, as expressions by name."""
         found = {name: self.named(each.node.expr) for name, each in self._integers.items()}
         return {name: each for name, each in found.items() if each != symbol(name)}
+
+
+@functools.cache
+def _mode_class() -> Any:
+    class Mode(private.FakeTensorMode):  # type: ignore[misc]
+        """Derives shapes, also of padding by symbolic sizes.
+
+        Torch does that with its dispatcher in Python alone, which is slower for all operators.
+        """
+
+        def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            dispatching = private.optional("enable_python_dispatcher")
+            if func is not aten.constant_pad_nd.default or dispatching is None:
+                return super().dispatch(func, types, args, kwargs or {})
+            with dispatching():
+                return super().dispatch(func, types, args, kwargs or {})
+
+    return Mode
 
 
 @functools.cache

@@ -588,6 +588,43 @@ def test_training_with_several_micro_batches_serves_all_sizes(name: str) -> None
     torch.testing.assert_close(found, expected)
 
 
+PADDED = {
+    "to a length": lambda length: 40 - length,
+    "to a multiple": lambda length: -length % 8,
+}
+
+
+@pytest.mark.parametrize("missing", PADDED.values(), ids=PADDED)
+def test_inputs_are_padded_by_a_number_that_depends_on_their_size(
+    missing: Callable[[int], int],
+) -> None:
+    model = of(lambda m, x: m.linear(nn.functional.pad(x, (0, 0, 0, missing(x.shape[1])))))
+    with compilations() as compiled:
+        executor = equal_to_eager(model, *((2, length, 8) for length in (5, 9, 12, 3, 31)))
+
+    assert len(compiled) == 2
+    assert executor._session.now.inputs.symbols
+
+
+class Padded(Classifier):
+    """Pads the values of a sequence to 40 positions."""
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        values = nn.functional.pad(self.embedding(x), (0, 0, 0, 40 - x.shape[1]))
+        return nn.functional.cross_entropy(self.head(self.layer(values).mean(1)), labels)
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_training_pads_by_a_number_that_depends_on_the_size(accumulation: int) -> None:
+    with compilations() as compiled:
+        _, found, expected = train(
+            Padded(), *((2, length) for length in (5, 9, 12, 3)), accumulation=accumulation
+        )
+
+    assert len(compiled) == 2
+    torch.testing.assert_close(found, expected)
+
+
 def test_micro_batches_of_all_sizes_run_side_by_side() -> None:
     executor, _, _ = train(Classifier(), (2, 5), (2, 9), accumulation=4)
 
