@@ -111,6 +111,7 @@ def is_taken(module: fx.GraphModule) -> bool:
                 {},
                 {"descent": 0.0, "shrink": 1.0},
                 {"first_share": 1.0},
+                {"second_share": 1.0},
                 {"first_share": 1e-16},
                 {"eps": 0.0},
             ),

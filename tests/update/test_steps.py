@@ -13,6 +13,7 @@ from poptorch._compile import tiers
 from poptorch._compile.cache import default_store
 from poptorch._cpu import Inductor
 from poptorch._ir.operators import name_of
+from poptorch._update.per_group import ALGORITHMS
 
 
 def steps_in(graph: Any) -> Counter[str]:
@@ -79,3 +80,16 @@ def test_prices_are_of_operators_that_are_known() -> None:
     text = str(model.estimate(normal(8, 6)))
 
     assert "lamb_step" not in text
+
+
+@pytest.mark.parametrize("share", [1.0, torch.tensor(1.0)], ids=["constant", "variable"])
+def test_a_beta_of_0_replaces_a_large_moment_by_a_small_one(share: float | torch.Tensor) -> None:
+    """The difference of the two cancels in float32."""
+    weight, gradient = torch.ones(3), torch.full((3,), 1e-5)
+    moments = {"first": torch.ones(3), "second": torch.ones(3)}
+    values = {"first_share": share, "second_share": share, "root_factor": 1.0, "eps": 1e-8}
+
+    _, advanced = ALGORITHMS["adam"].step(weight, gradient, moments, {**values, "descent": -0.1})
+
+    torch.testing.assert_close(advanced["first"], gradient, rtol=0, atol=0)
+    torch.testing.assert_close(advanced["second"], gradient * gradient, rtol=0, atol=0)

@@ -104,7 +104,8 @@ def with_decay(gradient: Tensor, weight: Tensor, decay: Scalar) -> Tensor:
 
 def _blend(old: Tensor, new: Tensor, share: Scalar) -> Tensor:
     if isinstance(share, Tensor):
-        return torch.addcmul(old, new - old, share)
+        # With a share of 1, the sum could cancel: a small new value after a large one would be 0.
+        return torch.where(share == 1, new, torch.addcmul(old, new - old, share))
     return torch.lerp(old, new, share)
 
 
