@@ -113,6 +113,24 @@ def test_lanes_are_built_again_if_they_take_less_memory_than_was_guessed(
     assert lanes_of(wrapper) == STEPS
 
 
+def test_half_of_the_lanes_are_built_if_they_take_more_memory_than_was_guessed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    usual = program_of(with_large_values(), 4096, options(accumulation=STEPS))
+    monkeypatch.setattr(lanes, "SAVED", peak_of(usual) * 2 // 3)
+    built, peak, seen = builds_of(monkeypatch), lanes.peak_bytes, []
+
+    def too_little_at_first(graph: Graph) -> int:
+        seen.append(graph)
+        return peak(graph) // (4 if graph is seen[0] else 1)
+
+    monkeypatch.setattr(lanes, "peak_bytes", too_little_at_first)
+    wrapper = program_of(with_large_values(), 4096, options(accumulation=STEPS))
+
+    assert built == [STEPS, STEPS // 2]
+    assert lanes_of(wrapper) == STEPS // 2
+
+
 def test_lanes_that_share_reading_large_weights_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lanes, "SAVED", 1)
 

@@ -183,6 +183,23 @@ def losses_of(mode: OutputMode, **counts: int) -> dict[int, torch.Tensor]:
     return {rows: training(*batch(rows)) for rows in (64, 60, 43, 17, 3)}
 
 
+def test_gradients_in_half_of_a_short_batch_are_added_up_in_float() -> None:
+    """Of a whole micro-batch and of a shorter one; together they are beyond the range of half."""
+    gradient = 40_000.0
+    model = Having(
+        lambda m, x: poptorch.identity_loss((m.weight * x).float().mean(), "none"),
+        weight=nn.Parameter(torch.zeros((), dtype=torch.float16)),
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    training = poptorch.trainingModel(model, options(accumulation=2), optimizer)
+    rows = torch.full((4,), gradient, dtype=torch.float16)
+    training(torch.zeros_like(rows))
+
+    training(rows[:3])
+
+    assert float(model.weight.detach()) == pytest.approx(-gradient, rel=2**-11)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_output_modes_return_the_last_losses_or_their_sums(replicas: int) -> None:
