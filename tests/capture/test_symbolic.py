@@ -50,6 +50,16 @@ def test_example_sizes_satisfy_conditions() -> None:
     assert conditions.hold({"s0": graph.inputs[0].shape[0]})
 
 
+def test_the_example_sizes_of_rows_and_lengths_are_few_numbers() -> None:
+    """The compiler treats sums of more than 4096 in another way, which few batches need."""
+    graph, _ = captured(torch.exp, batch(4, 5, symbols=("s0", "s1")))
+    rows, length = graph.inputs[0].shape
+
+    assert rows != length
+    assert min(rows, length) > 16
+    assert 2 * rows * length <= 4096
+
+
 def test_conditions_decide_for_which_sizes_a_graph_may_be_used() -> None:
     _, conditions = captured(lambda x: x + torch.ones(30)[: x.shape[0]], batch(5, symbols=("s0",)))
 

@@ -36,6 +36,9 @@ _PRIMES = (
     67, 71, 73, 79, 83, 89, 97, 101, 103, 107, 109, 113, 61, 59, 53, 47, 43, 41, 37, 31, 29, 23,
     19, 17, 13, 11, 7, 5, 3, 2, 131, 257, 521, 1031, 2053, 4099,
 )  # fmt: skip
+# For several sizes. Torch's compiler adds more than 4096 numbers in another way than fewer, and the
+# rows and lengths of most batches are fewer.
+_SMALLER_PRIMES = (37, 41, 43, 47, 53, 59, 61)
 _FACTORS = (1, 2, 4, 8, 16, 32, 64)  # some models ask that a size divides
 _ARITHMETIC = {
     operator.add, operator.sub, operator.mul, operator.floordiv, operator.truediv, operator.mod,
@@ -279,8 +282,9 @@ def _candidates(symbols: Symbols, conditions: Conditions) -> Iterator[tuple[dict
     free = [name for name in symbols.sizes if name not in derived]
     for ties in sorted(_possible_ties(free, symbols.sizes), key=len):
         untied = [name for name in free if name not in ties]
-        for factor, start in itertools.product(_FACTORS, range(len(_PRIMES))):
-            chosen = (_PRIMES * 2)[start : start + len(untied)]
+        primes = (_SMALLER_PRIMES if len(untied) > 1 else ()) + _PRIMES
+        for factor, start in itertools.product(_FACTORS, range(len(primes))):
+            chosen = (primes * 2)[start : start + len(untied)]
             sizes = {name: factor * prime for name, prime in zip(untied, chosen, strict=True)}
             sizes |= {name: sizes[other] + more for name, (other, more) in ties.items()}
             values = numbers(sizes)
