@@ -87,6 +87,31 @@ def after_each_step(optimizer: torch.optim.Optimizer) -> None:
     optimizer.register_step_post_hook(lambda *_: None)
 
 
+class OneNumber(torch.optim.Optimizer):
+    """Descends with a rate, which is the only entry of its groups besides the parameters."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:
+        for group in self.param_groups:
+            for weight in group["params"]:
+                weight -= group["lr"] * weight.grad
+
+
+def test_a_change_of_the_only_number_of_an_optimizer_is_reported(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    optimizer, executor = trained(functools.partial(OneNumber, lr=0.1))
+
+    optimizer.param_groups[0]["lr"] = 0.5
+    run(executor)
+
+    (message,) = messages_about_changes(caplog)
+    assert "lr of the optimizer's group 0 was 0.1 and is 0.5" in message
+
+
 OURS = functools.partial(poptorch.optim.SGD, lr=0.1)
 OUR_ADAM = functools.partial(poptorch.optim.AdamW, lr=0.1)
 CHANGES = {
