@@ -188,7 +188,7 @@ def _check(samples: Any) -> None:
                           fix="pass a list of graphs")  # fmt: skip
     if not samples:
         raise Error(
-            "The list of graphs is empty",
+            "The list of graphs of a batch is empty",
             got="an empty list",
             fix="pass at least one graph, which determines the types of the padding",
         )

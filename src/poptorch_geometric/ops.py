@@ -237,7 +237,9 @@ def _nearest(distances: torch.Tensor, k: int) -> torch.Tensor:
 def _edges(pairs: torch.Tensor, flow: str) -> torch.Tensor:
     if flow not in FLOWS:
         raise AssertionFailure(
-            "Unknown value of flow", got=repr(flow), fix=f"use {' or '.join(map(repr, FLOWS))}"
+            "Unknown value of flow",
+            got=f"flow={flow!r}",
+            fix=f"pass {' or '.join(f'flow={each!r}' for each in FLOWS)}",
         )
     return pairs.flip(0) if flow == "source_to_target" else pairs
 

@@ -244,7 +244,7 @@ def test_samples_of_several_classes_are_refused() -> None:
 
 
 def test_a_batch_of_no_samples_is_refused() -> None:
-    with pytest.raises(poptorch.Error, match="list of graphs is empty"):
+    with pytest.raises(poptorch.Error, match="list of graphs of a batch is empty"):
         FixedSizeCollater(made.sizes())([])
 
 

@@ -85,11 +85,12 @@ def expression(node: fx.Node, text: Text) -> str:
 def refusal(node: fx.Node) -> Error:
     line = line_of(node)
     return Error(
-        "An operator cannot be written as plain PyTorch",
+        "An operator cannot be exported as plain PyTorch",
         got=f"{name_of(node)}, which is not an operator of torch",
         where=source.describe(*line) if line is not None else None,
         fix=(
-            "remove the operator from forward, or compute the same result with PyTorch's operators"
+            "remove the operator from forward, or compute the same result with PyTorch's "
+            'operators; to see the program in a browser: executor.export("step.html")'
         ),
     )
 

@@ -95,7 +95,7 @@ class Calls:
             tensors, structure = nested_values.flatten((args, kwargs), text)
             # A module among the arguments is a metric that is logged.
             others = [each for each in structure.constants if not isinstance(each[1], nn.Module)]
-            refuse_holders(others, f"{text} gets an object whose tensors cannot be seen")
+            refuse_holders(others, f"{text} gets an object whose tensors cannot be found")
             if any(isinstance(size, torch.SymInt) for each in tensors for size in each.shape):
                 raise NotSymbolic(f"{text} keeps the shapes of tensors until the step has run")
             number = len(self._calls)

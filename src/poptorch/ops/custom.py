@@ -28,6 +28,10 @@ OperatorBackward = Callable[
 
 _registered: dict[str, tuple[OperatorForward, OperatorBackward | None]] = {}
 _TABLE = "use ASCII strings as keys, and numbers, bools, ASCII strings or lists of these as values"
+_ATTRIBUTES_AS_TEXT = (
+    "pass the attributes as a JSON object, as captured custom operators have them: "
+    """accessAttributes('{"alpha": 0.5}')"""
+)
 # For each type: the name of such numbers, and the smallest and largest valid one.
 _RANGES: dict[type, tuple[str, float, float]] = {
     float: ("Popart float", torch.finfo(torch.float32).min, torch.finfo(torch.float32).max),
@@ -274,10 +278,7 @@ def accessAttributes(attribute_id_str: str) -> dict[str, Any]:
         raise InvalidValue(
             "Wrong type for attribute_id_str",
             got=f"{type(attribute_id_str).__name__} {attribute_id_str!r}",
-            fix=(
-                "pass the string that the captured custom operator contains in place of its "
-                "attributes"
-            ),
+            fix=_ATTRIBUTES_AS_TEXT,
         )
     if re.fullmatch("attr:0x0+", attribute_id_str):
         return {}
@@ -289,10 +290,7 @@ def accessAttributes(attribute_id_str: str) -> dict[str, Any]:
         raise InvalidValue(
             "Invalid attribute_id_str",
             got=repr(attribute_id_str),
-            fix=(
-                "pass the string that the captured custom operator contains in place of its "
-                "attributes; it is a JSON object"
-            ),
+            fix=_ATTRIBUTES_AS_TEXT,
         )
     return attributes
 

@@ -57,7 +57,7 @@ class VariableAttributes:
         if attr not in self._allowed_attributes:
             raise AssertionFailure(
                 f"Unknown attribute {attr!r}",
-                fix=f"use one of {', '.join(self._allowed_attributes)}",
+                fix=f"pass an attribute of this optimizer: {', '.join(self._allowed_attributes)}",
             )
 
 

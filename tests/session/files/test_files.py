@@ -489,7 +489,7 @@ def test_a_saved_file_has_the_default_name_and_no_values_of_inputs(
     assert marked[:1].numpy().tobytes() not in content  # no values of the arguments
     wrapper.save(tmp_path / "new" / "dir" / "x.poptorch")
     assert [path.name for path in (tmp_path / "new" / "dir").iterdir()] == ["x.poptorch"]
-    with pytest.raises(AssertionError, match="a folder of the path is a file"):
+    with pytest.raises(AssertionError, match="a part of the path is a file"):
         wrapper.save(tmp_path / "model.poptorch" / "x.poptorch")
 
 

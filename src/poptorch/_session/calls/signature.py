@@ -116,7 +116,7 @@ class Signature:
         raise AssertionFailure(
             title,
             got=f"{got} in a call of {self._model}{self}",
-            fix=f"call it as {self._model}{self}",
+            fix=f"call the model as {self._model}{self}",
         )
 
     def __str__(self) -> str:

@@ -221,7 +221,7 @@ def check_folder(path: Path) -> None:
     for parent in path.parents:
         if parent.exists() and not parent.is_dir():
             raise AssertionFailure(
-                "Cannot save: a folder of the path is a file",
+                "Cannot save: a part of the path is a file, not a folder",
                 got=str(parent),
                 fix="choose another path, or rename this file",
             )

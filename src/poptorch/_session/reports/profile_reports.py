@@ -180,7 +180,7 @@ def check_report_settings(spec: Spec) -> None:
         raise Error(
             "The IPU model has no cycle counts",
             got="logCycleCount(True) with the simulated device",
-            fix="remove logCycleCount(True), or the setting that simulates the device",
+            fix="remove logCycleCount(True), or call options.useIpuModel(False)",
         )
 
 
