@@ -107,6 +107,23 @@ def test_each_piece_has_an_input_from_which_it_knows_the_sizes() -> None:
 
 
 @pytest.mark.usefixtures("small_pieces_pay")
+def test_no_piece_has_views_alone() -> None:
+    """The compiler writes no code for a piece that computes nothing."""
+
+    def turned(*tensors: torch.Tensor) -> tuple[Tensors, Tensors]:
+        *weights, x = tensors
+        for weight in [each.t() for each in weights]:
+            x = torch.tanh(x @ weight).exp().log1p().sin().cos().neg().sigmoid().sqrt().sin().cos()
+        return [x], []
+
+    chain = chain_of(Repeated(turned, lambda: [torch.randn(4, 4) for _ in range(49)]))
+    assert chain is not None
+
+    for piece in chain.pieces:
+        assert piece.module.graph.find_nodes(op="call_function", target=torch.ops.aten.tanh.default)
+
+
+@pytest.mark.usefixtures("small_pieces_pay")
 def test_layers_with_different_numbers_are_not_cut() -> None:
     def growing(x: torch.Tensor) -> tuple[Tensors, Tensors]:
         for at in range(30):

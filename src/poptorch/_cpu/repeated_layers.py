@@ -367,6 +367,10 @@ class _Cutter:
                 results = [each.nodes[at] for at in places]
                 slots |= {node: len(slots) + at for at, node in enumerate(results)}
                 piece = each.piece(results)
+                if (
+                    not results and not piece.places
+                ):  # only views, which are made where they are used
+                    continue
                 number = pieces.setdefault(piece.signature(), len(pieces))
                 if number == len(distinct):
                     distinct.append(piece)
