@@ -219,12 +219,12 @@ def check(options: Options) -> None:
         )
     if options.Distributed.numProcesses % options.Distributed.stage_processes:
         raise Error(
-            "The processes that share stages must divide the number of processes",
+            "The number of processes must be a multiple of the number that share stages",
             got=f"Distributed.stageProcesses({options.Distributed.stage_processes}) in a job of "
             f"{options.Distributed.numProcesses} processes",
             fix=(
                 (
-                    "start a multiple of this number of processes: poprun --num-instances, "
+                    "start a multiple of the number that share stages: poprun --num-instances, "
                     "torchrun --nproc-per-node"
                 ),
                 _EACH_RUNS_ALL,

@@ -200,8 +200,8 @@ class _PrecisionOptions(Container):
         instead="casts in forward: tensor.half(), tensor.float()",
     )
     def autocastPolicy(self, policy: Any) -> Self:
-        """Choose which functions ``poptorch.autocast`` casts, and to which type. Deprecated: it
-        warns.
+        """Choose which functions ``poptorch.autocast`` casts, and to which type. Deprecated: causes
+        a warning.
 
         Args:
             policy: a ``poptorch.autocasting.Policy``.

@@ -395,7 +395,7 @@ class Options(Container):
 
     @option(RULES, "ipu_id", field="runtime.ipu_id")
     def useIpuId(self, ipu_id: int) -> Self:
-        """Attach to this device, which must have exactly model devices x replicas chips."""
+        """Attach to this device. It needs at least as many chips as all replicas use."""
 
     @row(RULES, Value("ipu_version", decides="target.generation"))
     def useOfflineIpuTarget(self, ipu_version: int = 2) -> Self:
@@ -521,7 +521,7 @@ class Options(Container):
         here=True,
     )
     def sourceLocationExcludes(self, excludes: Sequence[str]) -> Self:
-        """Set parts of paths; errors never name a line in a file whose path contains one of them.
+        """Set parts of paths. Errors never name lines of files whose paths contain one of them.
 
         Files of this library, torch and Python are always excluded.
         """
