@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import poptorch
-from helpers import own_optimizers as own
+from helpers import traced_optimizers as own
 from helpers.wrapping import options
 
 

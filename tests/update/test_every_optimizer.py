@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import nn
 
-from helpers.own_steps import CASES, IN_HALF, History, Make, of
+from helpers.traced_steps import CASES, IN_HALF, History, Make, of
 
 T = torch.optim
 REFUSED = {"LBFGS", "SparseAdam"}

@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim import optimizer as of_torch
 
 import poptorch
-from helpers import own_optimizers as own
+from helpers import traced_optimizers as own
 from helpers.cases import every_pair
 from helpers.closeness import FUNCTION, near
 from helpers.wrapping import options

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import poptorch
-from helpers import own_optimizers as own
+from helpers import traced_optimizers as own
 from helpers.closeness import FUNCTION, near
 from helpers.wrapping import unchecked
 

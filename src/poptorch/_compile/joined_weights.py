@@ -41,7 +41,7 @@ def bundled(
     micro: Graph, spec: Spec, optim: OptimSpec
 ) -> tuple[Graph, OptimSpec, tuple[Bundle, ...]]:
     members = [slot for slot in trained_alone(micro, optim) if slot.numel <= LARGEST]
-    if optim.own is not None:
+    if optim.traced is not None:
         members = _update.equally_updated(optim, members)
     alone = (  # something reads single weights
         optim.algorithm == "lamb"
@@ -52,7 +52,7 @@ def bundled(
     if alone or len(members) < FEWEST:
         return micro, optim, ()
     flat, bundles = _update.flatten(optim, members)
-    if optim.own is not None:
+    if optim.traced is not None:
         narrow = slots.narrowed if spec.precision.narrow_64bit else slots.unchanged
         over = _update.over_bundles(flat, bundles, narrow)
         if over is None:
@@ -97,7 +97,7 @@ def sharded(
     members = [slot for slot in trained_alone(micro, optim) if slot.numel >= max(1, least)]
     small = f"no weight has {least} elements (minElementsForReplicatedTensorSharding)"
     why = _hindrance(spec, optim.clips, by_stages) or ("" if members else small)
-    if optim.own is not None:
+    if optim.traced is not None:
         members = _update.equally_updated(optim, members)
         why = why or _hindrance_of_traced(optim, members)
     if why:
@@ -116,7 +116,7 @@ def sharded(
     parts = {shard.whole.slot.path: shard.part.path for shard in shards}
     groups = [replace(g, params=tuple(parts.get(p, p) for p in g.params)) for g in flat.groups]
     flat = replace(flat, groups=tuple(groups))
-    if optim.own is None:
+    if optim.traced is None:
         return flat, shards
     narrow = slots.narrowed if spec.precision.narrow_64bit else slots.unchanged
     over = _update.over_bundles(flat, [replace(s.whole, slot=s.part) for s in shards], narrow)

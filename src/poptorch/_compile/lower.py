@@ -51,11 +51,11 @@ def lower_update(make: MakeUpdate, slots: Sequence[Slot], optim: OptimSpec) -> G
 
     For an Adafactor with 53 weights, 10 are traced, which takes a fifth of the time.
     """
-    examples = {} if optim.own is None else optim.own.examples
+    examples = {} if optim.traced is None else optim.traced.examples
     stepped = [slot for slot in slots if slot.weight in examples]
     if not examples or len(stepped) < len(examples):
         return lower(make(slots, optim))
-    few = replace(optim, own=optim.own and optim.own.of_examples())
+    few = replace(optim, traced=optim.traced and optim.traced.of_examples())
     return _by_example(
         make(_chosen(stepped, examples), few), make(stepped, optim), examples, runs=True
     )

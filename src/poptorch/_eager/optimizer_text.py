@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from .._ir.own_step import StepHooks
+from .._ir.traced_step import StepHooks
 
 _ATOMS = (bool, int, float, complex, str, type(None), torch.dtype, torch.device)
 # what torch adds to each optimizer, and a scheduler's wrapper of its step

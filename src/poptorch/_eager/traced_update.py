@@ -24,11 +24,11 @@ from .._base.errors import described
 from .._capture import Request
 from .._ir import slots
 from .._ir.closeness import Difference, difference, movement
-from .._ir.own_step import OwnStep, flat, of_group, of_optimizer, substituted
 from .._ir.slots import Kind, Slot
 from .._ir.spec import OptimSpec
 from .._ir.state_views import WEIGHT, Views
 from .._ir.tensors import TensorsByKey
+from .._ir.traced_step import TracedStep, flat, of_group, of_optimizer, substituted
 from .._ops.dispatch import answering
 
 _UPDATES = 3
@@ -76,8 +76,8 @@ def traced_differences(
     Raises:
         NotCompared: they cannot be compared.
     """
-    assert spec.own is not None
-    chosen = _chosen(request, spec, spec.own)
+    assert spec.traced is not None
+    chosen = _chosen(request, spec, spec.traced)
     comparison = _Comparison(request, spec, optimizer, hypers, chosen)
     found: list[Difference] = []
     for seed in _SEEDS:
@@ -87,7 +87,7 @@ def traced_differences(
     return found
 
 
-def _chosen(request: Request, spec: OptimSpec, own: OwnStep) -> list[Slot]:
+def _chosen(request: Request, spec: OptimSpec, traced: TracedStep) -> list[Slot]:
     """Return weights that represent all weights: the smallest of those that are updated in the same
     way.
     """
@@ -97,17 +97,17 @@ def _chosen(request: Request, spec: OptimSpec, own: OwnStep) -> list[Slot]:
         for slot in request.state
         if slot.path in request.trained and slot.path in members and slot.numel
     ]
-    signatures = {slot.path: own.signatures.get(slot.path) for slot in weights}
+    signatures = {slot.path: traced.signatures.get(slot.path) for slot in weights}
     elements = sum(slot.numel for slot in weights)
     if len(weights) <= _FEW and elements <= _MOST:
         return weights
-    if not own.examples and not all(signatures.values()):
+    if not traced.examples and not all(signatures.values()):
         if elements > _MOST:
             raise NotCompared("its step needs all weights, and these are too large")
         return weights
     smallest: dict[Any, Slot] = {}
     for slot in sorted(weights, key=lambda each: each.numel):
-        alike = signatures[slot.path] or own.examples[slot.path]
+        alike = signatures[slot.path] or traced.examples[slot.path]
         smallest.setdefault((members[slot.path], slot.dtype, alike), slot)
     first, *others = smallest.values()
     if first.numel > _MOST:
@@ -136,11 +136,11 @@ class _Comparison:
     def differences(self, seed: int) -> list[Difference]:
         drawn = self._draw(seed)
         expected = self._in_eager(drawn)
-        own = self._by_program(drawn)
-        found = self._compared(own, expected, own)
+        traced = self._by_program(drawn)
+        found = self._compared(traced, expected, traced)
         if not found:
             return []
-        return self._compared(own, expected, self._by_program(drawn.nudged(self._narrowest)))
+        return self._compared(traced, expected, self._by_program(drawn.nudged(self._narrowest)))
 
     def _draw(self, seed: int) -> _Draw:
         generator = torch.Generator().manual_seed(seed)
@@ -153,11 +153,11 @@ class _Comparison:
         return _Draw(weights, gradients)
 
     def _compared(
-        self, own: TensorsByKey, expected: _EagerCopy, near: TensorsByKey
+        self, traced: TensorsByKey, expected: _EagerCopy, near: TensorsByKey
     ) -> list[Difference]:
         found = []
         for name, key, theirs in self._pairs(expected):
-            mine = own[key]
+            mine = traced[key]
             dtype = mine.dtype if mine.dtype.is_floating_point else torch.get_default_dtype()
             share = _ROUNDINGS * torch.finfo(min(dtype, self._coarsest, key=_digits)).eps
             theirs = theirs.detach().to(mine.dtype).reshape(mine.shape)
@@ -171,9 +171,9 @@ class _Comparison:
     def _pairs(self, expected: _EagerCopy) -> Iterator[tuple[str, str, torch.Tensor]]:
         for slot in self.slots:
             yield f"'{slot.path}' after {_UPDATES} updates", slot.key, expected.weights[slot.path]
-        assert self.spec.own is not None
+        assert self.spec.traced is not None
         held = expected.held()
-        for kept in self.spec.own.kept or ():
+        for kept in self.spec.traced.kept or ():
             value = held.get(kept.place)
             if value is not None:
                 theirs = torch.as_tensor(
@@ -182,10 +182,10 @@ class _Comparison:
                 yield f"'{kept.leaf.name}' of '{kept.owner}'", kept.slot.key, theirs
 
     def _in_eager(self, drawn: _Draw) -> _EagerCopy:
-        assert self.spec.own is not None
+        assert self.spec.traced is not None
         eager_copy = _EagerCopy(self.optimizer, self.hosts, self.state)
         try:
-            eager_copy.run(drawn.weights, drawn.gradients, self.spec.own.first_views)
+            eager_copy.run(drawn.weights, drawn.gradients, self.spec.traced.first_views)
         except Exception as error:
             raise NotCompared(f"eager PyTorch raises {described(error)}") from error
         return eager_copy
@@ -218,10 +218,10 @@ class _Comparison:
 
     def _state_before(self) -> dict[str, torch.Tensor]:
         """Return the state of the steps that the optimizer has already made, by key."""
-        assert self.spec.own is not None
+        assert self.spec.traced is not None
         known = {path: flat(dict(entry)) for path, entry in self.state.items()}
         state: dict[str, torch.Tensor] = {}
-        for kept in self.spec.own.kept or ():
+        for kept in self.spec.traced.kept or ():
             value = known.get(kept.owner, {}).get(kept.leaf.name)
             if value is not None:
                 state[kept.slot.key] = torch.as_tensor(value).detach().to(kept.slot.dtype).clone()
@@ -232,13 +232,13 @@ class _Comparison:
 
 def _over(spec: OptimSpec, paths: Collection[str]) -> OptimSpec:
     """Return an optimizer over a few of its weights, without a limit of the gradient norm."""
-    assert spec.own is not None
+    assert spec.traced is not None
     groups = tuple(
         replace(group, params=tuple(param for param in group.params if param.path in paths))
-        for group in spec.own.groups
+        for group in spec.traced.groups
     )
     settings = tuple(each for each in spec.settings if each[0] != "max_grad_norm")
-    return replace(spec, own=replace(spec.own, groups=groups), settings=settings, common=())
+    return replace(spec, traced=replace(spec.traced, groups=groups), settings=settings, common=())
 
 
 def _digits(dtype: torch.dtype) -> float:
@@ -349,8 +349,8 @@ def _copied(value: Any) -> Any:
     if isinstance(value, OrderedDict):
         return copy.copy(value)  # hooks
 
-    def own(name: str, each: Any) -> Any:
+    def traced(name: str, each: Any) -> Any:
         is_tensor = isinstance(each, torch.Tensor) and not isinstance(each, nn.Parameter)
         return each.detach().clone() if is_tensor else each
 
-    return substituted(value, "", own)
+    return substituted(value, "", traced)

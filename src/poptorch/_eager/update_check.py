@@ -48,7 +48,7 @@ def update_differences(
     Raises:
         NotCompared: they cannot be compared.
     """
-    if spec.own is not None:
+    if spec.traced is not None:
         return traced_differences(request, spec, eager.optimizer, eager.hypers)
     found: list[Difference] = []
     compared = True

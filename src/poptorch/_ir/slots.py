@@ -154,7 +154,7 @@ def hyper(name: str, group: int = -1, dtype: torch.dtype = torch.float32) -> Slo
     return Slot(Kind.HYPER, (), dtype, name, index=group)
 
 
-def own_hyper(name: str, group: int, dtype: torch.dtype) -> Slot:
+def traced_hyper(name: str, group: int, dtype: torch.dtype) -> Slot:
     """Return the slot of a hyper-parameter that an optimizer's own ``step`` reads."""
     return Slot(Kind.HYPER, (), dtype, name, index=group)
 

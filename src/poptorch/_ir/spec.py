@@ -17,8 +17,8 @@ from ..enums import (
 )
 from . import slots
 from .loops import Loops
-from .own_step import OwnStep
 from .slots import Kind
+from .traced_step import TracedStep
 
 Setting = bool | int | float | str | None
 
@@ -266,7 +266,7 @@ class OptimSpec:
     variables: tuple[str, ...] = ()  # for example loss_scaling
     common: tuple[tuple[str, ...], ...] = ()  # paths of parameters in the same memory
     # for optimizers without our own formula
-    own: OwnStep | None = field(default=None, compare=False)
+    traced: TracedStep | None = field(default=None, compare=False)
 
     @property
     def loss_scaling(self) -> float:

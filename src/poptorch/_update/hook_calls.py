@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from .._base.errors import Error
 from .._base.source import definition_line
-from .._ir.own_step import StepHooks
+from .._ir.traced_step import StepHooks
 from .host_values import HostValues, StepHook
 
 _SHOWING = {"__repr__", "__format__", "__str__"}

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from .._ir.own_step import Leaf, OwnStep, flat
+from .._ir.traced_step import Leaf, TracedStep, flat
 
 _DEPTH = 4  # of objects in objects that are looked at
 _ATOMS = (bool, int, float, complex, str, bytes, type(None), type, Tensor, Leaf, types.ModuleType)
@@ -44,18 +44,18 @@ class HostValues:
         return values
 
     @classmethod
-    def of_steps(cls, own: OwnStep) -> HostValues:
+    def of_steps(cls, traced: TracedStep) -> HostValues:
         """Return what the steps of optimizers can reach, except for tensors and numbers in their
         attributes, groups and state, which are part of the step.
         """
         values = cls()
-        for optimizer in own.optimizers:
+        for optimizer in traced.optimizers:
             for kind in optimizer.cls.__mro__:
                 if kind is not object and not _is_of_torch(kind.__module__):
                     values._save_class(kind)
             for name, value in flat(optimizer.attributes, every=True).items():
                 values._save(value, f"attribute '{name}'", _DEPTH)
-            for path, entry in {**optimizer.state, **own.layouts}.items():
+            for path, entry in {**optimizer.state, **traced.layouts}.items():
                 for name, value in flat(entry, every=True).items():
                     values._save(value, f"state '{name}' of '{path}'", _DEPTH)
         return values

@@ -17,7 +17,6 @@ from .._ir.tensors import TensorsByKey
 from .._ops.optimizer_steps import SQUARES, MomentTensors, Scalar, Scalars, scaled
 from .._ops.rounding import DROPPED_BITS, rounded
 from .clipping import Anchor, clip_factor, gradients_of, sums_of_squares
-from .own_step_function import lower_own
 from .per_group import (
     ALGORITHMS,
     Algorithm,
@@ -28,6 +27,7 @@ from .per_group import (
     kept_dtype,
     materialised,
 )
+from .traced_step_function import lower_own
 
 _WORD = 2**32 - 1
 _StepArguments = tuple[torch.Tensor, torch.Tensor, MomentTensors, Scalars]
@@ -52,7 +52,7 @@ def lower(
             processes.
         anchors: anchors for the norm of all gradients and for gradients of weights.
     """
-    if spec.own is not None:
+    if spec.traced is not None:
         return lower_own(spec, params, anchors, stochastic_rounding)
     algorithm = ALGORITHMS[spec.algorithm]
     groups = _groups_of(spec, params)
@@ -89,8 +89,8 @@ def lower(
             for weight, (value, gradient, state, values) in group.steps(clip, tensors):
                 if squares is not None and not spec.clips and weight.slot.path in places:
                     at = places[weight.slot.path]
-                    own = tensors[squares.key][at : at + SQUARES].to(value.dtype)
-                    values = {**values, **{f"square_{i}": own[i] for i in range(SQUARES)}}
+                    traced = tensors[squares.key][at : at + SQUARES].to(value.dtype)
+                    values = {**values, **{f"square_{i}": traced[i] for i in range(SQUARES)}}
                 updated, state = algorithm.step(value, gradient, state, values)
                 stored = store(updated, weight.slot.dtype)
                 # the next update of the same memory reads this result
@@ -212,9 +212,9 @@ def own_squares(spec: OptimSpec, parts: Sequence[Slot]) -> SlotFunction | None:
     """Return the function that computes the squares of a process's parts, if the update
     needs any.
     """
-    if spec.own is not None and not spec.clips:
+    if spec.traced is not None and not spec.clips:
         return None
-    measure = None if spec.own is not None else ALGORITHMS[spec.algorithm].squares
+    measure = None if spec.traced is not None else ALGORITHMS[spec.algorithm].squares
     groups = _groups_of(spec, parts)
     weights = [weight for group in groups for weight in group.weights]
     squares = _squares_slot(spec, weights)

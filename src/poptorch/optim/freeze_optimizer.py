@@ -14,16 +14,16 @@ import torch
 from .._base import log
 from .._base.errors import AssertionFailure, InvalidValue
 from .._ir import slots
-from .._ir.own_step import OwnStep, StepHooks
 from .._ir.spec import OptimGroup, OptimSpec, Setting
+from .._ir.traced_step import StepHooks, TracedStep
 from .._residency import unwatched
 from . import KINDS
 from .arguments import number, pair_of_betas
 from .joint import class_of, members_of
 from .kind import OptimizerKind, agreed
 from .optimizer import Optimizer
-from .own import frozen_like, full_name, own_settings, own_step, own_values, refuse
 from .step_hooks import hooks_of, refuse_hooks
+from .traced import frozen_like, full_name, refuse, traced_settings, traced_step, traced_values
 
 HyperValues = dict[str, float]
 _NO_PART_OF_A_STEP = {
@@ -69,11 +69,11 @@ def freeze(
     value becomes variable. Otherwise only zeros that switch a term off are constant.
     """
     kind = _kind_of(optimizer)
-    own = None
+    traced = None
     values: HyperValues = {}
     if kind is None:
-        settings, groups, own = _freeze_own(optimizer, paths, compiled)
-        values |= own_values(own, groups)
+        settings, groups, traced = _freeze_traced(optimizer, paths, compiled)
+        values |= traced_values(traced, groups)
         algorithm = full_name(class_of(optimizer))
     else:
         _warn_of_subclass(optimizer)
@@ -92,22 +92,22 @@ def freeze(
         settings["loss_scaling"] = scaling
     constants = tuple(sorted(settings.items()))
     common = _in_common_memory(optimizer, paths)
-    return OptimSpec(algorithm, groups, constants, variables, common, own), values
+    return OptimSpec(algorithm, groups, constants, variables, common, traced), values
 
 
-def _freeze_own(
+def _freeze_traced(
     optimizer: torch.optim.Optimizer, paths: Mapping[int, str], compiled: OptimSpec | None
-) -> tuple[dict[str, Setting], tuple[OptimGroup, ...], OwnStep]:
-    own = own_step(optimizer, lambda parameter: path_of(parameter, paths))
-    trained = [[param.path for param in group.params if param.path] for group in own.groups]
+) -> tuple[dict[str, Setting], tuple[OptimGroup, ...], TracedStep]:
+    traced = traced_step(optimizer, lambda parameter: path_of(parameter, paths))
+    trained = [[param.path for param in group.params if param.path] for group in traced.groups]
     groups = tuple(OptimGroup(tuple(dict.fromkeys(each)), (), ()) for each in trained)
-    if compiled is not None and compiled.own is not None:
+    if compiled is not None and compiled.traced is not None:
         groups = tuple(
-            frozen_like(own, compiled, index, group) for index, group in enumerate(groups)
+            frozen_like(traced, compiled, index, group) for index, group in enumerate(groups)
         )
-        known = compiled.own
-        own = replace(
-            own,
+        known = compiled.traced
+        traced = replace(
+            traced,
             layouts=known.layouts,
             kept=known.kept,
             first_views=known.first_views,
@@ -126,10 +126,10 @@ def _freeze_own(
             ),
             fix="use SGD, Adam, AdamW, RMSprop or LAMB of poptorch.optim",
         )
-    settings: dict[str, Setting] = {"accum_type": "float32", **own_settings(own, compiled)}
+    settings: dict[str, Setting] = {"accum_type": "float32", **traced_settings(traced, compiled)}
     if "max_grad_norm" not in inspect.signature(class_of(optimizer)).parameters:
         settings["max_grad_norm"] = _clipping(getattr(optimizer, "max_grad_norm", None))
-    return settings, groups, own
+    return settings, groups, traced
 
 
 def _in_common_memory(

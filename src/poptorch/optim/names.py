@@ -27,8 +27,10 @@ def state_keys(spec: OptimSpec) -> dict[str, str]:
     ``Step___`` names have the same key.
     """
     keys = {"lossScaleUpdateFactor": slots.LOSS_SCALE_FACTOR.key}
-    if spec.own is not None:
-        keys |= {f"{kept.leaf.name}___{kept.owner}": kept.slot.key for kept in spec.own.kept or ()}
+    if spec.traced is not None:
+        keys |= {
+            f"{kept.leaf.name}___{kept.owner}": kept.slot.key for kept in spec.traced.kept or ()
+        }
         return {**keys, STEPPED: slots.STEPPED.key}
     for path in (path for group in spec.groups for path in group.params):
         weight = slots.param(path, (), torch.float32)  # shape and dtype are not parts of keys
@@ -39,7 +41,7 @@ def state_keys(spec: OptimSpec) -> dict[str, str]:
 
 
 def to_ipu_state(
-    spec: OptimSpec, tensors: Mapping[str, torch.Tensor], own: Collection[str]
+    spec: OptimSpec, tensors: Mapping[str, torch.Tensor], traced: Collection[str]
 ) -> dict[str, torch.Tensor]:
     """Return ``ipu_state``. Tensors in ``own`` are copied only if several names refer to the same
     one.
@@ -48,7 +50,7 @@ def to_ipu_state(
     names = collections.Counter(keys.values())
     values = {name: tensors[key].detach() for name, key in keys.items() if key in tensors}
     return {
-        name: value if keys[name] in own and names[keys[name]] == 1 else value.clone()
+        name: value if keys[name] in traced and names[keys[name]] == 1 else value.clone()
         for name, value in values.items()
     }
 
@@ -114,7 +116,7 @@ def _is_trained(
     spec: OptimSpec, keys: Mapping[str, str], path: str, tensors: Collection[str]
 ) -> bool:
     """Return whether the device has state for a weight. A weight may be only in the optimizer."""
-    if spec.own is not None:
+    if spec.traced is not None:
         return True
     first, *_ = _KINDS[spec.algorithm].moments
     return keys[f"{first}___{path}"] in tensors
@@ -166,9 +168,9 @@ def _entries(
     spec: OptimSpec, values: Mapping[str, float]
 ) -> Iterator[tuple[str, Shown, Hypers, int]]:
     scaling = values.get(slots.LOSS_SCALING.key, spec.loss_scaling)
-    own = {"loss_scaling": scaling} if spec.own is not None else _hypers(spec, values, 0)
-    yield "lossScaling_FLOAT", shown_directly("", "loss_scaling"), own, -1
-    if spec.own is not None:
+    traced = {"loss_scaling": scaling} if spec.traced is not None else _hypers(spec, values, 0)
+    yield "lossScaling_FLOAT", shown_directly("", "loss_scaling"), traced, -1
+    if spec.traced is not None:
         return
     for index, group in enumerate(spec.groups):
         hypers = _hypers(spec, values, index)

@@ -11,8 +11,8 @@ import torch
 
 from .._base import log
 from .._base.errors import Error, InvalidValue
-from .._ir.own_step import StepHooks
 from .._ir.spec import OptimGroup, OptimSpec
+from .._ir.traced_step import StepHooks
 from ..enums import MeanReductionStrategy
 from . import KINDS
 from .joint import class_of, members_of
@@ -59,7 +59,9 @@ def check_replacement(
     if compiled == new:
         return False
     if compiled.algorithm != new.algorithm:
-        hooked = new.own is not None and any(e.hooks != StepHooks() for e in new.own.optimizers)
+        hooked = new.traced is not None and any(
+            e.hooks != StepHooks() for e in new.traced.optimizers
+        )
         now = f"{new.algorithm} with hooks" if hooked else new.algorithm
         got = f"{now}; compiled: {compiled.algorithm}"
         raise _refused("The type of the optimizer", got)

@@ -17,7 +17,7 @@ from torch.optim.optimizer import (
 
 from .._base.errors import AssertionFailure
 from .._base.source import definition_line
-from .._ir.own_step import StepHooks
+from .._ir.traced_step import StepHooks
 
 _NOTED = "_hooks_when_set"
 

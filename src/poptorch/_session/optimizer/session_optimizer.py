@@ -19,9 +19,9 @@ from ..._base.errors import Error
 from ..._base.user_modes import without_user_modes
 from ..._compile import agreement
 from ..._eager import EagerOptimizer
-from ..._ir.own_step import StepHooks
 from ..._ir.slots import narrowed, unchanged
 from ..._ir.spec import OptimSpec, Spec
+from ..._ir.traced_step import StepHooks
 from ..._residency import Lock
 from ..._update import discover
 from ...enums import ReductionType
@@ -34,8 +34,8 @@ from ..host_changes import shorten
 from ..programs import Paths, Task
 from ..weights import StateStore
 from .optimizer_changes import OptimizerChangeChecks, warn_of_steps
-from .own_state import OwnState
 from .torch_state import NAMES, TorchState
+from .traced_state import TracedState
 
 _attached: weakref.WeakSet[SessionOptimizer] = weakref.WeakSet()
 
@@ -80,7 +80,7 @@ class SessionOptimizer:
             self.change_checks.expect()
         _check_membership(self._snapshot, paths)
         frozen, values = self._frozen(self._snapshot, paths, spec, self.spec)
-        if frozen.own is None:
+        if frozen.traced is None:
             return frozen, values
         narrow = narrowed if spec.precision.narrow_64bit else unchanged
         frozen = discover(frozen, narrow)
@@ -115,8 +115,8 @@ class SessionOptimizer:
         self.outdated = False
         self.paths, self._settings = task.reading.paths, task.spec
         self._grouped = task.reading.groups.keys()
-        own = None if task.optim is None else task.optim.own
-        self._watch.expect(kept.leaf.name for kept in (own.kept or () if own else ()))
+        traced = None if task.optim is None else task.optim.traced
+        self._watch.expect(kept.leaf.name for kept in (traced.kept or () if traced else ()))
 
     def adopt(self, optimizer: torch.optim.Optimizer, paths: Paths, relaxed: bool = False) -> None:
         """Use another optimizer, or the same one with other values."""
@@ -310,13 +310,13 @@ class SessionOptimizer:
         if self._settings is not None and self._settings.runs_together:
             self._untold = True
             state = self._state.get_state_dict()["ipu_state"] or {}
-            own = tuple(f"___{path}" for path in self._grouped)
-            common = {name: value for name, value in state.items() if not name.endswith(own)}
+            traced = tuple(f"___{path}" for path in self._grouped)
+            common = {name: value for name, value in state.items() if not name.endswith(traced)}
             self._loaded = agreement.digests(common)
 
     def after_run(self, updates: int) -> None:
         self._state._ran(updates)
-        if isinstance(self._state, OwnState) and self._state.writes_numbers:
+        if isinstance(self._state, TracedState) and self._state.writes_numbers:
             # values that the step itself changes in groups are not changed settings
             self._state._synchronise()
             self.change_checks.expect()
@@ -386,8 +386,8 @@ def _state_of(optimizer: torch.optim.Optimizer, snapshot: Any) -> optim.Optimize
     frozen, _ = freeze(snapshot, {})
     if isinstance(optimizer, optim.Optimizer):
         return optimizer
-    if frozen.own is not None:
-        return OwnState(members_of(optimizer))
+    if frozen.traced is not None:
+        return TracedState(members_of(optimizer))
     algorithm = frozen.algorithm
     return TorchState(members_of(optimizer), NAMES[algorithm], counted=algorithm != "sgd")
 

@@ -10,7 +10,7 @@ from torch.optim import Optimizer, lr_scheduler
 from transformers.optimization import Adafactor as TransformersAdafactor
 
 import poptorch
-from helpers import own_optimizers as own
+from helpers import traced_optimizers as own
 from helpers.closeness import FUNCTION, near, relative
 from helpers.wrapping import options
 

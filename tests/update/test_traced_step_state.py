@@ -13,7 +13,7 @@ import torch
 
 import poptorch
 from helpers.cases import slow_but_the_first
-from helpers.own_steps import CASES, History, Net, Pair, wrapped
+from helpers.traced_steps import CASES, History, Net, Pair, wrapped
 
 EVERYWHERE = ["LARS", "ScheduledAdam", "CountingGroups", "NAdam", "Adagrad"]
 # The first of them are those that other tests use, too.

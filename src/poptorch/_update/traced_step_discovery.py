@@ -18,29 +18,29 @@ from torch import Tensor
 from .._base import log, private
 from .._base.errors import Error
 from .._ir import slots
-from .._ir.own_step import (
+from .._ir.slots import Kind, Slot
+from .._ir.spec import OptimGroup, OptimSpec, Setting
+from .._ir.state_views import StatePlace, Views
+from .._ir.traced_step import (
     Kept,
     Leaf,
-    OwnParam,
-    OwnStep,
+    TracedParam,
+    TracedStep,
     flat,
     leaves_of,
     of_group,
     of_optimizer,
     substituted,
 )
-from .._ir.slots import Kind, Slot
-from .._ir.spec import OptimGroup, OptimSpec, Setting
-from .._ir.state_views import StatePlace, Views
 from .._ops.dispatch import answering
 from .absent_gradients import check_unchanged, check_unread
 from .host_values import HostValues
 from .likeness import Signatures, Wholes
-from .own_run import StepRun, StepTensors
 from .python_functions import numbers_functions
 from .repeated_operators import Repeats
 from .step_value_reads import Restart, ValueNeeded
 from .step_values import is_number, is_whole
+from .traced_step_run import StepRun, StepTensors
 from .value_branches import COMMON, Choices, StepResults
 from .value_origins import HYPER, NUMBER, WEIGHT, Identifier
 
@@ -110,15 +110,15 @@ class _Discovery:
         narrow: Callable[[torch.dtype], torch.dtype],
         without_values: Any,
     ) -> None:
-        assert spec.own is not None
-        self.spec, self.own, self.known = spec, _narrowed(spec.own, narrow), known
+        assert spec.traced is not None
+        self.spec, self.traced, self.known = spec, _narrowed(spec.traced, narrow), known
         self.choices = Choices()
         self.mode = self.choices.mode
         self.origins = self.mode.origins
-        self.params = _trained(spec, self.own)
+        self.params = _trained(spec, self.traced)
         self._groups = {
             param.path: of_group(at)
-            for at, group in enumerate(self.own.groups)
+            for at, group in enumerate(self.traced.groups)
             for param in group.params
             if param.path
         }
@@ -133,11 +133,11 @@ class _Discovery:
 
     def result(self) -> OptimSpec:
         with answering(self.wholes.answer), self.mode:
-            before = HostValues.of_steps(self.own)
+            before = HostValues.of_steps(self.traced)
             try:
                 first = self.choices.results(lambda: self._run(True))
                 views, self.views = self.views or {}, None
-                self.own = replace(self.own, layouts=self.layouts, views=views)
+                self.traced = replace(self.traced, layouts=self.layouts, views=views)
                 later = self._later()
             except BaseException:
                 before.restore()
@@ -158,21 +158,21 @@ class _Discovery:
             self._check_views()
             self._note_reached()
             same = self.origins.identifier
-            alike = self.own.views == self.own.first_views or not self.there
+            alike = self.traced.views == self.traced.first_views or not self.there
             alike &= all(same(first[key]) == same(later[key]) for key in later)
             complete = all(place in self.initial for place in self.leaves)
             differs = not (alike and complete)
             kinds = self._kinds(first, later)
             examples = self._examples(kinds, first if differs else None, later)
         self._warn()
-        self.own = replace(self.own, signatures=self._signatures(kinds), examples=examples)
+        self.traced = replace(self.traced, signatures=self._signatures(kinds), examples=examples)
         return self._spec(differs)
 
     def _later(self) -> dict[str, Tensor]:
         """Return the results of a later step. It may change nothing else: what only the first one
         changes, such as a note that a warning was given, decides nothing.
         """
-        before = HostValues.of_steps(self.own)
+        before = HostValues.of_steps(self.traced)
         results = self.choices.results(lambda: self._run(False))
         changed = before.restore()
         if changed:
@@ -229,7 +229,7 @@ class _Discovery:
         """
         of_kind: dict[_WeightKind, str] = {}
         examples = {path: of_kind.setdefault(kind, path) for path, kind in kinds.items()}
-        alone = all(kind.alone for kind in kinds.values()) and not self.own.views
+        alone = all(kind.alone for kind in kinds.values()) and not self.traced.views
         if not alone or len(of_kind) == len(examples):
             return {}
         found = all(
@@ -242,10 +242,10 @@ class _Discovery:
         self, whole: Mapping[str, Tensor], examples: Mapping[str, str], is_first: bool
     ) -> bool:
         """Return whether a step computes the same if there are only the examples."""
-        kept = self.known, self.leaves, self.layouts, self.initial, self.own
+        kept = self.known, self.leaves, self.layouts, self.initial, self.traced
         self.known = replace(self.known, changing={*self.known.changing}, read={*self.known.read})
         self.leaves, self.layouts, self.initial = ({**each} for each in kept[1:4])
-        self.own = replace(self.own, examples=examples).of_examples()
+        self.traced = replace(self.traced, examples=examples).of_examples()
         few, same = {*examples.values()}, self.origins.identifier
         try:
             results = self.choices.results(lambda: self._run(is_first, few))
@@ -253,7 +253,7 @@ class _Discovery:
             log.engine.debug("Without some weights the optimizer's step fails: %s", error)
             return False
         finally:
-            self.known, self.leaves, self.layouts, self.initial, self.own = kept
+            self.known, self.leaves, self.layouts, self.initial, self.traced = kept
         return all(key in whole and same(v) == same(whole[key]) for key, v in results.items())
 
     def _signatures(self, kinds: Mapping[str, _WeightKind]) -> dict[str, str]:
@@ -273,7 +273,7 @@ class _Discovery:
         """``only``: the weights that have gradients; None for all."""
         inputs = self._inputs(first, self.params if only is None else only)
         read = self.known.read
-        run = StepRun(self.own, inputs, first, self._note, lambda at, key: read.add((at, key)))
+        run = StepRun(self.traced, inputs, first, self._note, lambda at, key: read.add((at, key)))
         run.step()
         check_unchanged(self.origins, run.absent)
         self._check_owned(run)
@@ -369,9 +369,9 @@ class _Discovery:
                 continue
             value = self.repeats.fresh(leaf.shape, leaf.dtype)
             inputs.kept[place] = self._entered(value, place, leaf.number)
-        for at, group in enumerate(self.own.groups):
+        for at, group in enumerate(self.traced.groups):
             for leaf in leaves_of(group.values):
-                key = slots.own_hyper(leaf.name, at, torch.float64).key
+                key = slots.traced_hyper(leaf.name, at, torch.float64).key
                 place = of_group(at), leaf.name
                 if key in self.known.constants or place in self.known.changing:
                     continue
@@ -383,9 +383,9 @@ class _Discovery:
                     value = enter(value, key, source)
                 else:
                     continue
-                self.origins.mark_uniform(value, self.own.numbers[place])
+                self.origins.mark_uniform(value, self.traced.numbers[place])
                 inputs.hypers[place] = value
-        inputs.share_memory(self.own.first_views if first else self.own.views)
+        inputs.share_memory(self.traced.first_views if first else self.traced.views)
         return inputs
 
     def _present(self, first: bool) -> Iterator[tuple[StatePlace, Leaf]]:
@@ -393,16 +393,16 @@ class _Discovery:
         if not first:
             yield from self.leaves.items()
             return
-        for optimizer in self.own.optimizers:
+        for optimizer in self.traced.optimizers:
             for path, state in optimizer.state.items():
                 for leaf in leaves_of(state):
                     self.leaves.setdefault((path, leaf.name), leaf)
-                    number = self.own.numbers.get((path, leaf.name))
+                    number = self.traced.numbers.get((path, leaf.name))
                     self.initial[path, leaf.name] = 0.0 if number is None else number
                     self.there.add((path, leaf.name))
                     yield (path, leaf.name), leaf
         for owner, name in self.known.changing:
-            number = self.own.numbers.get((owner, name))
+            number = self.traced.numbers.get((owner, name))
             if number is not None:
                 self.initial[owner, name] = number
                 self.there.add((owner, name))
@@ -411,8 +411,10 @@ class _Discovery:
 
     def _given_leaf(self, owner: str, name: str) -> Leaf:
         """Return the leaf of a value that the user's groups, or the optimizer itself, have."""
-        held = {of_group(at): group.values for at, group in enumerate(self.own.groups)}
-        held |= {of_optimizer(at): each.attributes for at, each in enumerate(self.own.optimizers)}
+        held = {of_group(at): group.values for at, group in enumerate(self.traced.groups)}
+        held |= {
+            of_optimizer(at): each.attributes for at, each in enumerate(self.traced.optimizers)
+        }
         value = flat(held[owner])[name]
         return value if isinstance(value, Leaf) else Leaf(name, (), torch.float64, "int")
 
@@ -428,10 +430,10 @@ class _Discovery:
         self.views = found
 
     def _check_views(self) -> None:
-        if self.views != self.own.views:
-            raise _other_memory(self.views or {}, self.own.views)
-        sharing = {place[0] for place in self.own.views}
-        self.wholes.add(sharing | {view.root[0] for view in self.own.views.values()})
+        if self.views != self.traced.views:
+            raise _other_memory(self.views or {}, self.traced.views)
+        sharing = {place[0] for place in self.traced.views}
+        self.wholes.add(sharing | {view.root[0] for view in self.traced.views.values()})
 
     def _check_owned(self, run: StepRun) -> None:
         """Record what a step changes in groups and in the optimizer itself."""
@@ -448,8 +450,8 @@ class _Discovery:
                         raise _adds_entry(owner, name, values[container])
                     found.add(place)
                 elif place in run.before and self.origins.identifier(value) != run.before[place]:
-                    if place in self.own.shared:
-                        raise _changes_shared(place, self.own.shared[place])
+                    if place in self.traced.shared:
+                        raise _changes_shared(place, self.traced.shared[place])
                     found.add(place)  # it was changed in place
         if not found <= self.known.changing:
             self.known.changing |= found
@@ -459,7 +461,7 @@ class _Discovery:
         """Check that numbers that weights share are computed in the same way, and from no
         weight.
         """
-        for at, group in enumerate(self.own.groups):
+        for at, group in enumerate(self.traced.groups):
             paths = [param.path for param in group.params if param.path in self.params]
             names = dict.fromkeys(n for p, n in self.leaves if p in paths)
             for name in names:
@@ -484,9 +486,9 @@ class _Discovery:
             initial = self.initial.get((owner, name))
             made = (owner, name) not in self.there
             kept.append(Kept(self._slot(owner, leaf), owner, leaf, initial, made))
-        own = replace(self.own, kept=tuple(kept), differs_at_first=differs)
+        traced = replace(self.traced, kept=tuple(kept), differs_at_first=differs)
         groups = tuple(self._group_spec(at, group) for at, group in enumerate(self.spec.groups))
-        return replace(self.spec, groups=groups, own=own)
+        return replace(self.spec, groups=groups, traced=traced)
 
     def _slot(self, owner: str, leaf: Leaf) -> Slot:
         if owner not in self.params:
@@ -499,18 +501,18 @@ class _Discovery:
         return Slot(Kind.OPTSTATE, leaf.shape, leaf.dtype, leaf.name, owner)
 
     def _group_spec(self, at: int, group: OptimGroup) -> OptimGroup:
-        owner, values = of_group(at), self.own.groups[at].values
+        owner, values = of_group(at), self.traced.groups[at].values
         read = {name: value for name, value in values.items() if (at, name) in self.known.read}
         settings: dict[str, Setting] = {}
         variables: list[str] = []
         for name, value in flat(read, every=True).items():
-            key = slots.own_hyper(name, at, torch.float64).key
+            key = slots.traced_hyper(name, at, torch.float64).key
             if (owner, name) in self.known.changing:
                 continue
             if isinstance(value, Leaf) and key not in self.known.constants:
                 variables.append(name)
             else:
-                settings[name] = self.own.constant((owner, name), value)
+                settings[name] = self.traced.constant((owner, name), value)
         return replace(group, settings=tuple(sorted(settings.items())), variables=tuple(variables))
 
 
@@ -581,16 +583,16 @@ def _as_tensor(value: Any) -> Tensor:
     return torch.full((), float(value), dtype=torch.float64)
 
 
-def _narrowed(own: OwnStep, narrow: Callable[[torch.dtype], torch.dtype]) -> OwnStep:
+def _narrowed(traced: TracedStep, narrow: Callable[[torch.dtype], torch.dtype]) -> TracedStep:
     groups = tuple(
         replace(group, params=tuple(replace(p, dtype=narrow(p.dtype)) for p in group.params))
-        for group in own.groups
+        for group in traced.groups
     )
-    return replace(own, groups=groups)
+    return replace(traced, groups=groups)
 
 
-def _trained(spec: OptimSpec, own: OwnStep) -> dict[str, OwnParam]:
-    known = {param.path: param for group in own.groups for param in group.params if param.path}
+def _trained(spec: OptimSpec, traced: TracedStep) -> dict[str, TracedParam]:
+    known = {param.path: param for group in traced.groups for param in group.params if param.path}
     return {path: known[path] for group in spec.groups for path in group.params}
 
 

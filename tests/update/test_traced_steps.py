@@ -13,7 +13,7 @@ from torch import nn
 import poptorch
 from helpers import exported
 from helpers.closeness import near
-from helpers.own_steps import (
+from helpers.traced_steps import (
     CASES,
     ROUNDINGS,
     ROWS,

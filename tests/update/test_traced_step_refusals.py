@@ -11,7 +11,16 @@ import torch
 from torch import nn
 
 import poptorch
-from helpers.own_steps import Frozen, Make, Net, Pair, StepByFunction, of, step_by_function, wrapped
+from helpers.traced_steps import (
+    Frozen,
+    Make,
+    Net,
+    Pair,
+    StepByFunction,
+    of,
+    step_by_function,
+    wrapped,
+)
 from helpers.wrapping import Having, options
 
 T = torch.optim
@@ -26,20 +35,20 @@ def refused(make: Make) -> str:
 
 def test_a_value_that_only_the_device_has_is_refused_with_its_line() -> None:
     message = refused(step_by_function(lambda p, group, state: p.mul_(float(p.norm()))))
-    assert "test_own_refusals.py" in message
+    assert "test_traced_step_refusals.py" in message
     assert "float()" in message
 
 
 def test_a_result_whose_size_depends_on_values_is_refused_with_its_line() -> None:
     message = refused(step_by_function(lambda p, group, state: p[p > 0].mul_(0.5)))
-    assert "test_own_refusals.py" in message
+    assert "test_traced_step_refusals.py" in message
     assert "size" in message
 
 
 def test_random_numbers_in_a_step_are_refused_with_their_line() -> None:
     message = refused(step_by_function(lambda p, group, state: p.add_(torch.randn_like(p))))
     assert "draws random numbers" in message
-    assert "test_own_refusals.py" in message
+    assert "test_traced_step_refusals.py" in message
 
 
 def test_state_that_belongs_to_no_parameter_is_refused() -> None:

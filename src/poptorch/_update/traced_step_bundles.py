@@ -15,19 +15,26 @@ from typing import Any
 import torch
 
 from .._ir.bundle import Bundle
-from .._ir.own_step import Leaf, OwnGroup, OwnOptimizer, OwnParam, OwnStep, substituted
 from .._ir.slots import Slot
 from .._ir.spec import OptimSpec
-from .own_discovery import discover
+from .._ir.traced_step import (
+    Leaf,
+    TracedGroup,
+    TracedOptimizer,
+    TracedParam,
+    TracedStep,
+    substituted,
+)
+from .traced_step_discovery import discover
 
 
 def equally_updated(spec: OptimSpec, weights: Sequence[Slot]) -> list[Slot]:
     """Return the largest set of weights, for each group and type, that are updated in the
     same way.
     """
-    own = spec.own
-    assert own is not None
-    signatures = {(slot.path, slot.dtype): own.signatures.get(slot.path) for slot in weights}
+    traced = spec.traced
+    assert traced is not None
+    signatures = {(slot.path, slot.dtype): traced.signatures.get(slot.path) for slot in weights}
     chosen: set[str] = set()
     for group in spec.groups:
         for dtype in dict.fromkeys(slot.dtype for slot in weights):
@@ -45,29 +52,29 @@ def over_bundles(
     """Return an optimizer over bundles with its step, or None if the step would compute something
     else.
     """
-    own = spec.own
-    assert own is not None
+    traced = spec.traced
+    assert traced is not None
     members = {member.slot.path: bundle for bundle in bundles for member in bundle.members}
     made = replace(
-        own,
-        groups=tuple(_group(group, members) for group in own.groups),
-        optimizers=tuple(_optimizer(each, members) for each in own.optimizers),
-        numbers=_numbers(own, members),
+        traced,
+        groups=tuple(_group(group, members) for group in traced.groups),
+        optimizers=tuple(_optimizer(each, members) for each in traced.optimizers),
+        numbers=_numbers(traced, members),
         kept=None,
         layouts={},
     )
-    found = discover(replace(spec, own=made), narrow)
-    assert found.own is not None
+    found = discover(replace(spec, traced=made), narrow)
+    assert found.traced is not None
     same = all(
-        found.own.signatures.get(bundle.slot.path) == own.signatures[path]
+        found.traced.signatures.get(bundle.slot.path) == traced.signatures[path]
         for path, bundle in members.items()
     )
-    same &= found.own.differs_at_first == own.differs_at_first
+    same &= found.traced.differs_at_first == traced.differs_at_first
     return found if same and found.groups == spec.groups else None
 
 
-def _group(group: OwnGroup, members: Mapping[str, Bundle]) -> OwnGroup:
-    params: dict[str, OwnParam] = {}
+def _group(group: TracedGroup, members: Mapping[str, Bundle]) -> TracedGroup:
+    params: dict[str, TracedParam] = {}
     others = []
     for param in group.params:
         bundle = members.get(param.path)
@@ -75,13 +82,13 @@ def _group(group: OwnGroup, members: Mapping[str, Bundle]) -> OwnGroup:
             others.append(param)
         elif bundle.slot.path not in params:
             slot = bundle.slot
-            params[slot.path] = OwnParam(
+            params[slot.path] = TracedParam(
                 slot.path, slot.shape, slot.dtype, param.attributes, name=param.name
             )
     return replace(group, params=(*params.values(), *others))
 
 
-def _optimizer(optimizer: OwnOptimizer, members: Mapping[str, Bundle]) -> OwnOptimizer:
+def _optimizer(optimizer: TracedOptimizer, members: Mapping[str, Bundle]) -> TracedOptimizer:
     state: dict[str, Any] = {}
     for path, entry in optimizer.state.items():
         bundle = members.get(path)
@@ -101,8 +108,8 @@ def _resized(entry: Any, before: tuple[int, ...], now: tuple[int, ...]) -> Any:
     return substituted(entry, "", leaf)
 
 
-def _numbers(own: OwnStep, members: Mapping[str, Bundle]) -> dict[tuple[str, str], float]:
+def _numbers(traced: TracedStep, members: Mapping[str, Bundle]) -> dict[tuple[str, str], float]:
     numbers: dict[tuple[str, str], float] = {}
-    for (owner, name), value in own.numbers.items():
+    for (owner, name), value in traced.numbers.items():
         numbers.setdefault((members[owner].slot.path if owner in members else owner, name), value)
     return numbers

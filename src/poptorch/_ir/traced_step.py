@@ -46,7 +46,7 @@ class Kept:
 
 
 @dataclass(frozen=True)
-class OwnParam:
+class TracedParam:
     path: str  # "" if it is not in the model, or is not trained
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -56,11 +56,11 @@ class OwnParam:
 
 
 @dataclass(frozen=True)
-class OwnGroup:
+class TracedGroup:
     """A parameter group like the user's, with leaves in place of tensors and numbers."""
 
     values: Mapping[str, Any]
-    params: tuple[OwnParam, ...]
+    params: tuple[TracedParam, ...]
 
 
 @dataclass(frozen=True)
@@ -72,22 +72,22 @@ class StepHooks:
 
 
 @dataclass(frozen=True)
-class OwnOptimizer:
+class TracedOptimizer:
     """One of the user's optimizers, from which another one over other tensors can be made."""
 
     cls: type
     attributes: Mapping[str, Any]
-    groups: tuple[int, ...]  # indices of its groups in the OwnStep
+    groups: tuple[int, ...]  # indices of its groups in the TracedStep
     state: Mapping[str, Any]  # existing state, by path of a parameter
     hooks: StepHooks = StepHooks()
 
 
 @dataclass(frozen=True)
-class OwnStep:
+class TracedStep:
     """An optimizer whose own ``step`` is traced."""
 
-    optimizers: tuple[OwnOptimizer, ...]
-    groups: tuple[OwnGroup, ...]
+    optimizers: tuple[TracedOptimizer, ...]
+    groups: tuple[TracedGroup, ...]
     numbers: Mapping[
         StatePlace, float
     ]  # present values of numbers, and of tensors with one element
@@ -105,7 +105,7 @@ class OwnStep:
     unknown.
     """
 
-    def of_examples(self) -> OwnStep:
+    def of_examples(self) -> TracedStep:
         """Return a step without the weights for which the update of another one is used."""
         others = {path for path, example in self.examples.items() if path != example}
         groups = tuple(

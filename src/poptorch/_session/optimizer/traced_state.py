@@ -7,14 +7,14 @@ from typing import Any
 
 import torch
 
-from ..._ir.own_step import Kept, Leaf, flat, of_group, of_optimizer, substituted
 from ..._ir.state_views import StatePlace
+from ..._ir.traced_step import Kept, Leaf, flat, of_group, of_optimizer, substituted
 from ..._residency import unwatched
 from ...optim.names import STEPPED
 from .torch_state import TorchState
 
 
-class OwnState(TorchState):
+class TracedState(TorchState):
     """Reads and writes ``optimizer.state``, and values that the step changes in groups and
     attributes.
     """
@@ -30,12 +30,12 @@ class OwnState(TorchState):
 
     def _kept(self) -> Sequence[Kept]:
         spec = None if self._link is None else self._link.spec
-        return () if spec is None or spec.own is None else spec.own.kept or ()
+        return () if spec is None or spec.traced is None else spec.traced.kept or ()
 
     def _read_from(self, link: Any) -> None:
         on_device, _ = link.read_state()
         self._updates = 0
-        layouts, views = link.spec.own.layouts, link.spec.own.views
+        layouts, views = link.spec.traced.layouts, link.spec.traced.views
         made: dict[StatePlace, torch.Tensor] = {}
 
         def tensor(place: StatePlace) -> torch.Tensor:

@@ -22,18 +22,18 @@ from torch import Tensor, nn
 from .._base import private
 from .._base.errors import Error, composed
 from .._base.source import raising_line
-from .._ir.own_step import (
+from .._ir.state_views import WEIGHT, StatePlace, Views, views_among
+from .._ir.traced_step import (
     Leaf,
-    OwnGroup,
-    OwnOptimizer,
-    OwnParam,
-    OwnStep,
+    TracedGroup,
+    TracedOptimizer,
+    TracedParam,
+    TracedStep,
     flat,
     of_group,
     of_optimizer,
     substituted,
 )
-from .._ir.state_views import WEIGHT, StatePlace, Views, views_among
 from .absent_gradients import Absent
 from .absent_gradients import enter as enter_absent
 from .hook_calls import call_step, unhooked_step
@@ -166,7 +166,7 @@ class StepRun:
 
     def __init__(
         self,
-        own: OwnStep,
+        traced: TracedStep,
         inputs: StepTensors,
         first: bool,
         put: Callable[[str, str, Any], Any] | None = None,
@@ -179,7 +179,7 @@ class StepRun:
                 weight.
             read: called with what the step reads from groups.
         """
-        self._own, self._inputs, self._first = own, inputs, first
+        self._own, self._inputs, self._first = traced, inputs, first
         self._put, self._read = put, read
         self.traced_params: dict[str, Tensor] = {}
         self.absent: list[Absent] = []
@@ -203,7 +203,7 @@ class StepRun:
             with _explained(each), _as_written():
                 call_step(each, optimizer.hooks, unhooked_step(each))
 
-    def _group(self, at: int, group: OwnGroup, params: list[Tensor]) -> _RecordingGroup:
+    def _group(self, at: int, group: TracedGroup, params: list[Tensor]) -> _RecordingGroup:
         owner = of_group(at)
         values = {
             name: substituted(value, name, functools.partial(self._given, owner))
@@ -222,7 +222,9 @@ class StepRun:
         """Return what an earlier step has stored there."""
         kept = self._inputs.kept.items()
         return {
-            name: value for (own, name), value in kept if own == owner and name not in flat(values)
+            name: value
+            for (traced, name), value in kept
+            if traced == owner and name not in flat(values)
         }
 
     def _given(self, owner: str, name: str, value: Any) -> Any:
@@ -246,7 +248,7 @@ class StepRun:
             return torch.full(value.shape, number, dtype=value.dtype)
         return int(number) if value.number == "int" else number
 
-    def _traced_param(self, param: OwnParam) -> Tensor:
+    def _traced_param(self, param: TracedParam) -> Tensor:
         value = self._inputs.weights.get(param.path) if param.path else None
         if value is None:
             value = torch.empty(param.shape, dtype=param.dtype)
@@ -295,7 +297,7 @@ class StepRun:
             return type(value)(map(self._with_traced_params, value))
         return value
 
-    def _object(self, number: int, optimizer: OwnOptimizer) -> Any:
+    def _object(self, number: int, optimizer: TracedOptimizer) -> Any:
         owner = of_optimizer(number)
         cls: Any = optimizer.cls
         made = cls.__new__(cls)

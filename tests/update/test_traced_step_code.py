@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from helpers.own_steps import Frozen, Net, Pair, state_of, step_by_function, wrapped
+from helpers.traced_steps import Frozen, Net, Pair, state_of, step_by_function, wrapped
 from helpers.wrapping import compilations
 
 T = torch.optim

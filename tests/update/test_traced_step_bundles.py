@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import poptorch
-from helpers import own_optimizers as own
+from helpers import traced_optimizers as traced
 from helpers.closeness import FUNCTION, near
 from helpers.wrapping import options
 
@@ -45,7 +45,7 @@ class ByPlace(T.Optimizer):
                 p.sub_(p.grad, alpha=group["lr"] * 0.9**place)
 
 
-def matrices_of(model: own.Deep) -> list[torch.Tensor]:
+def matrices_of(model: traced.Deep) -> list[torch.Tensor]:
     return [p for p in model.parameters() if p.dim() > 1]
 
 
@@ -55,7 +55,7 @@ def trained(
 ) -> tuple[Any, ...]:
     """Return a model after some steps, its copy in eager PyTorch, their optimizers, the program."""
     torch.manual_seed(0)
-    model = own.Deep(LAYERS)
+    model = traced.Deep(LAYERS)
     eager_model = copy.deepcopy(model)
     first, second = (make(params(each)) for each in (model, eager_model))
     training = poptorch.trainingModel(model, options(), first)
@@ -80,15 +80,15 @@ BUNDLED = {
     "Adagrad": lambda p: T.Adagrad(p, lr=0.01, initial_accumulator_value=0.1),
     "AdamW, amsgrad": lambda p: T.AdamW(p, lr=0.01, amsgrad=True),
     "Rprop": T.Rprop,
-    "Lion": lambda p: own.Lion(p, lr=0.01, weight_decay=0.1),
-    "ScheduledAdam": own.ScheduledAdam,
-    "Lookahead": lambda p: own.Lookahead(p, momentum=0.9),
-    "CountingGroups": lambda p: own.CountingGroups(p, lr=0.1),
+    "Lion": lambda p: traced.Lion(p, lr=0.01, weight_decay=0.1),
+    "ScheduledAdam": traced.ScheduledAdam,
+    "Lookahead": lambda p: traced.Lookahead(p, momentum=0.9),
+    "CountingGroups": lambda p: traced.CountingGroups(p, lr=0.1),
 }
 ALONE = {
-    "LARS": lambda p: own.LARS(p, lr=0.1),
+    "LARS": lambda p: traced.LARS(p, lr=0.1),
     "Adafactor": lambda p: T.Adafactor(p, lr=0.01),
-    "OneNorm": own.OneNorm,
+    "OneNorm": traced.OneNorm,
     "ByPlace": ByPlace,
 }
 
@@ -131,7 +131,7 @@ def test_a_step_that_asks_for_dimensions_is_not_run_on_a_flat_tensor() -> None:
 
 
 def test_only_the_weights_that_most_others_are_like_are_in_a_bundle() -> None:
-    class Two(own.Deep):
+    class Two(traced.Deep):
         def __init__(self) -> None:
             super().__init__(LAYERS)
             self.more = nn.ParameterList(nn.Parameter(torch.ones(6)) for _ in range(2 * LAYERS))

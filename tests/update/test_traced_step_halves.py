@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import poptorch
-from helpers import own_optimizers as own
+from helpers import traced_optimizers as traced
 from helpers.cases import slow_but
 from helpers.closeness import near, relative
 from helpers.wrapping import Having, options
@@ -61,7 +61,7 @@ class Arithmetic(T.Optimizer):
 
 
 MAKE = {
-    "Lion": lambda p: own.Lion(p, lr=0.0013, weight_decay=0.1),
+    "Lion": lambda p: traced.Lion(p, lr=0.0013, weight_decay=0.1),
     "NAdam": lambda p: T.NAdam(p, lr=0.0013, weight_decay=0.1, eps=1e-4),
     "Adafactor": lambda p: T.Adafactor(p, lr=0.0013, weight_decay=0.1),
     "Arithmetic": lambda p: Arithmetic(p, lr=0.03),

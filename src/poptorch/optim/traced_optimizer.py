@@ -2,7 +2,7 @@
 
 A parameter group becomes a list of leaves, some of which are numbers, and a structure that is
 constant in any case. Numbers are either inputs of the program or constants in it.
-``_update.own_step_function`` finds out which numbers can be inputs.
+``_update.traced_step_function`` finds out which numbers can be inputs.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ import torch
 
 from .._base.errors import AssertionFailure
 from .._ir import slots
-from .._ir.own_step import (
+from .._ir.spec import OptimGroup, OptimSpec, Setting
+from .._ir.state_views import WEIGHT, StatePlace, views_among
+from .._ir.traced_step import (
     Leaf,
-    OwnGroup,
-    OwnOptimizer,
-    OwnParam,
-    OwnStep,
     StepHooks,
+    TracedGroup,
+    TracedOptimizer,
+    TracedParam,
+    TracedStep,
     flat,
     of_group,
     of_optimizer,
     substituted,
 )
-from .._ir.spec import OptimGroup, OptimSpec, Setting
-from .._ir.state_views import WEIGHT, StatePlace, views_among
 from .._residency import unwatched
 from .joint import class_of, members_of
 from .step_hooks import digest_of, hooks_of
@@ -91,10 +91,12 @@ def full_name(cls: type) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
-def own_step(optimizer: torch.optim.Optimizer, path_of: Callable[[Any], str | None]) -> OwnStep:
+def traced_step(
+    optimizer: torch.optim.Optimizer, path_of: Callable[[Any], str | None]
+) -> TracedStep:
     """Return what is needed to trace the step of one or several optimizers."""
-    groups: list[OwnGroup] = []
-    optimizers: list[OwnOptimizer] = []
+    groups: list[TracedGroup] = []
+    optimizers: list[TracedOptimizer] = []
     numbers: NumbersByPlace = {}
     places: dict[int, list[StatePlace]] = {}  # by the identity of the tensor that is there
     tensors: dict[StatePlace, torch.Tensor] = {}  # weights and their state
@@ -108,7 +110,7 @@ def own_step(optimizer: torch.optim.Optimizer, path_of: Callable[[Any], str | No
                 for each, name in zip(group["params"], names, strict=True)
             )
             owner = of_group(len(groups))
-            groups.append(OwnGroup(_values_of(group, owner, numbers), params))
+            groups.append(TracedGroup(_values_of(group, owner, numbers), params))
             _note_places({n: v for n, v in group.items() if n not in _NOT_READ}, owner, places)
             for parameter, known in zip(group["params"], params, strict=True):
                 entry = dict.get(member.state, parameter)
@@ -116,19 +118,19 @@ def own_step(optimizer: torch.optim.Optimizer, path_of: Callable[[Any], str | No
                     tensors[known.path, WEIGHT] = parameter
                     tensors |= _tensors(dict(entry), known.path)
                     state[known.path] = _leaves(dict(entry), known.path, numbers, str)
-        own = {name: value for name, value in vars(member).items() if name not in _OF_TORCH}
-        attributes = _leaves(own, of_optimizer(number), numbers, _is_rate)
-        _note_places(own, of_optimizer(number), places)
+        traced = {name: value for name, value in vars(member).items() if name not in _OF_TORCH}
+        attributes = _leaves(traced, of_optimizer(number), numbers, _is_rate)
+        _note_places(traced, of_optimizer(number), places)
         attributes["defaults"] = {**member.defaults, **ALIKE}
         indices = tuple(range(first, len(groups)))
         hooks = hooks_of(member)
-        optimizers.append(OwnOptimizer(type(member), attributes, indices, state, hooks))
+        optimizers.append(TracedOptimizer(type(member), attributes, indices, state, hooks))
     shared: dict[StatePlace, StatePlace] = {}
     for place, *others in places.values():
         if others:
             shared |= {place: others[0], **dict.fromkeys(others, place)}
     views = unwatched(views_among, tensors)
-    return OwnStep(tuple(optimizers), tuple(groups), numbers, shared=shared, first_views=views)
+    return TracedStep(tuple(optimizers), tuple(groups), numbers, shared=shared, first_views=views)
 
 
 def _tensors(values: Mapping[str, Any], owner: str) -> dict[StatePlace, torch.Tensor]:
@@ -150,8 +152,8 @@ def _values_of(group: Mapping[str, Any], owner: str, numbers: NumbersByPlace) ->
     return _leaves(values, owner, numbers, _is_rate)  # type: ignore[no-any-return]
 
 
-def _param(parameter: Any, path: str, name: str | None) -> OwnParam:
-    return OwnParam(
+def _param(parameter: Any, path: str, name: str | None) -> TracedParam:
+    return TracedParam(
         path if parameter.requires_grad else "",
         tuple(parameter.shape),
         parameter.dtype,
@@ -189,14 +191,16 @@ def _leaves(value: Any, owner: str, numbers: NumbersByPlace, whole: Callable[[st
     return substituted(value, "", leaf)
 
 
-def frozen_like(own: OwnStep, compiled: OptimSpec, index: int, group: OptimGroup) -> OptimGroup:
+def frozen_like(
+    traced: TracedStep, compiled: OptimSpec, index: int, group: OptimGroup
+) -> OptimGroup:
     """Return a group with the same constants and variables as the compiled group."""
     if index >= len(compiled.groups):
         return group
     like, owner = compiled.groups[index], of_group(index)
-    values = flat(own.groups[index].values, every=True)
+    values = flat(traced.groups[index].values, every=True)
     settings = tuple(
-        (name, own.constant((owner, name), values[name]))
+        (name, traced.constant((owner, name), values[name]))
         for name, _ in like.settings
         if name in values
     )
@@ -204,23 +208,23 @@ def frozen_like(own: OwnStep, compiled: OptimSpec, index: int, group: OptimGroup
     return OptimGroup(group.params, settings, variables)
 
 
-def own_settings(own: OwnStep, compiled: OptimSpec | None) -> dict[str, Setting]:
+def traced_settings(traced: TracedStep, compiled: OptimSpec | None) -> dict[str, Setting]:
     """Return the attributes of the optimizer objects that are constants of the step.
 
     Entries of containers and private attributes count only if they exist in the compiled form, too:
     code outside of the step may keep lists that grow there.
     """
-    changing = {kept.place for kept in own.kept or ()}
+    changing = {kept.place for kept in traced.kept or ()}
     found: dict[str, Setting] = {}
     inner: dict[str, Setting] = {}
-    for number, optimizer in enumerate(own.optimizers):
+    for number, optimizer in enumerate(traced.optimizers):
         owner = of_optimizer(number)
         if optimizer.hooks != StepHooks():
             found[f"{owner}.hooks"] = digest_of(optimizer.hooks)
         for name, value in _with_fields(flat(optimizer.attributes, every=True)):
             if isinstance(value, _SIMPLE) and (owner, name) not in changing:
                 is_plain = "." not in name and name[:1] != "_"
-                (found if is_plain else inner)[f"{owner}.{name}"] = own.constant(
+                (found if is_plain else inner)[f"{owner}.{name}"] = traced.constant(
                     (owner, name), value
                 )
     if compiled is not None:
@@ -245,10 +249,10 @@ def _is_inner(setting: str) -> bool:
     return kind == "optimizer" and ("." in name or name[:1] == "_")
 
 
-def own_values(own: OwnStep, groups: Sequence[OptimGroup]) -> dict[str, float]:
+def traced_values(traced: TracedStep, groups: Sequence[OptimGroup]) -> dict[str, float]:
     """Return the current values of the variables, by key."""
     return {
-        slots.own_hyper(name, index, torch.float64).key: own.numbers[of_group(index), name]
+        slots.traced_hyper(name, index, torch.float64).key: traced.numbers[of_group(index), name]
         for index, group in enumerate(groups)
         for name in group.variables
     }

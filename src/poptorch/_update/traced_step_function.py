@@ -10,14 +10,14 @@ from torch import Tensor
 from .._base.errors import Error
 from .._ir import slots
 from .._ir.graph import SlotFunction
-from .._ir.own_step import Kept, OwnStep, flat, leaves_of, of_group
 from .._ir.slots import Slot
 from .._ir.spec import OptimSpec
+from .._ir.traced_step import Kept, TracedStep, flat, leaves_of, of_group
 from .absent_gradients import check_unchanged, check_unread
 from .clipping import Anchor, clipped
-from .own_run import StepRun, StepTensors
 from .per_group import compute_dtype
 from .python_functions import numbers_functions
+from .traced_step_run import StepRun, StepTensors
 from .value_branches import COMMON, Choices, StepResults
 from .value_origins import HYPER, NUMBER, WEIGHT, ValueSource
 
@@ -26,9 +26,9 @@ def lower_own(
     spec: OptimSpec, params: Sequence[Slot], anchors: Sequence[Anchor], stochastic_rounding: bool
 ) -> SlotFunction:
     """Return the step as a pure function between slots. The arguments are those of ``lower``."""
-    own = spec.own
-    assert own is not None
-    assert own.kept is not None, "discover() comes first"
+    traced = spec.traced
+    assert traced is not None
+    assert traced.kept is not None, "discover() comes first"
     trained = {path for group in spec.groups for path in group.params}
     weights = [slot for slot in params if slot.path in trained]
     if stochastic_rounding and any(slot.dtype.itemsize == 2 for slot in weights):
@@ -38,12 +38,12 @@ def lower_own(
             fix="use SGD, Adam, AdamW, RMSprop or LAMB of poptorch.optim",
         )
     paths = {slot.path for slot in weights}
-    kept = [each for each in own.kept if each.owner in paths or each.owner not in trained]
+    kept = [each for each in traced.kept if each.owner in paths or each.owner not in trained]
     state = list(dict.fromkeys(each.slot for each in kept))
-    if own.differs_at_first:
+    if traced.differs_at_first:
         state.insert(0, slots.STEPPED)
     hypers = [
-        slots.own_hyper(name, at, _hyper_dtype(own, at, name))
+        slots.traced_hyper(name, at, _hyper_dtype(traced, at, name))
         for at, group in enumerate(spec.groups)
         for name in group.variables
     ]
@@ -57,7 +57,7 @@ def lower_own(
         keys = {path: slot.key for path, slot in gradients.items()}
         measured, tensors = clipped(spec, keys, tensors, anchors)
         with numbers_functions(), torch.no_grad():
-            update = _Update(own, weights, kept, gradients, hypers, tensors)
+            update = _Update(traced, weights, kept, gradients, hypers, tensors)
             return {**measured, **update.results()}
 
     return SlotFunction(
@@ -65,21 +65,21 @@ def lower_own(
     )
 
 
-def _hyper_dtype(own: OwnStep, at: int, name: str) -> torch.dtype:
-    return next(leaf.dtype for leaf in leaves_of(own.groups[at].values) if leaf.name == name)
+def _hyper_dtype(traced: TracedStep, at: int, name: str) -> torch.dtype:
+    return next(leaf.dtype for leaf in leaves_of(traced.groups[at].values) if leaf.name == name)
 
 
 class _Update:
     def __init__(
         self,
-        own: OwnStep,
+        traced: TracedStep,
         weights: Sequence[Slot],
         kept: Sequence[Kept],
         gradients: Mapping[str, Slot],
         hypers: Sequence[Slot],
         tensors: Mapping[str, Tensor],
     ) -> None:
-        self.own, self.tensors = own, tensors
+        self.traced, self.tensors = traced, tensors
         self.weights, self.kept, self.gradients, self.hypers = weights, kept, gradients, hypers
         self.choices = Choices()
         self.mode = self.choices.mode
@@ -88,7 +88,7 @@ class _Update:
     def results(self) -> dict[str, Tensor]:
         with self.mode:
             found = self.choices.results(lambda: self._run(False))
-            if self.own.differs_at_first:
+            if self.traced.differs_at_first:
                 first = self.choices.results(lambda: self._run(True))
                 before = self.origins.enter(
                     self.tensors[slots.STEPPED.key], "stepped", (NUMBER, "stepped")
@@ -99,7 +99,7 @@ class _Update:
         return found
 
     def _run(self, first: bool) -> StepResults:
-        run = StepRun(self.own, self._inputs(first), first)
+        run = StepRun(self.traced, self._inputs(first), first)
         run.step()
         check_unchanged(self.origins, run.absent)
         results: StepResults = {COMMON: {}}
@@ -132,13 +132,13 @@ class _Update:
             value = _shaped(self.tensors[slot.key].clone(), each.leaf.shape)
             inputs.kept[each.place] = self._entered(value, name, source, each.leaf.number)
         for slot in self.hypers:
-            leaves = leaves_of(self.own.groups[slot.index].values)
+            leaves = leaves_of(self.traced.groups[slot.index].values)
             leaf = next(each for each in leaves if each.name == slot.name)
             value = _shaped(self.tensors[slot.key].clone(), leaf.shape)
             place = of_group(slot.index), slot.name
             source = HYPER, slot.key
             inputs.hypers[place] = self._entered(value, slot.key, source, leaf.number)
-        inputs.share_memory(self.own.first_views if first else self.own.views)
+        inputs.share_memory(self.traced.first_views if first else self.traced.views)
         return inputs
 
     def _entered(self, value: Tensor, name: str, source: ValueSource, number: str) -> Tensor:
