@@ -32,7 +32,7 @@ from helpers.staging import Captured  # noqa: E402
 from helpers.wrapping import Having, options  # noqa: E402
 from helpers.zoo import ROWS, ZOO  # noqa: E402
 from poptorch._base import private  # noqa: E402
-from poptorch._compile import joined_weights  # noqa: E402
+from poptorch._compile import sharded_weights  # noqa: E402
 from poptorch._compile.build import training_program  # noqa: E402
 from poptorch._cpu import Inductor, compiler, in_place_writes, lowering, product_libraries  # noqa: E402
 from poptorch._ir.block_labels import label_of  # noqa: E402
@@ -263,7 +263,7 @@ def _shared(link: tuple[float, float] | None, change: Change, make: Any) -> Case
         spec = replace(plain.spec, target=replace(plain.spec.target, link=link))
         graph, optimizer = captured.micro.graph, captured.optim
         assert optimizer is not None
-        optimizer, shards = joined_weights.sharded(graph, spec, optimizer, False)
+        optimizer, shards = sharded_weights.sharded(graph, spec, optimizer, False)
         bundles = tuple(each.whole for each in shards)
         program = training_program(graph, spec, optimizer, None, bundles, shards, early=True)
         return replace(plain, program=program, spec=spec)

@@ -25,7 +25,7 @@ from ._data.combining import Grouped, TensorBatches, indexable, join
 from ._data.consumer import Consumer
 from ._data.sharding import DataShard, Interleaved, permutation, shard_range
 from ._data.worker import LoaderSettings
-from ._ir.loops import Loops
+from ._ir.micro_batches import Loops
 from .enums import DataLoaderMode, SharingStrategy
 from .options import Options
 from .options.distributed import data_share, replicas

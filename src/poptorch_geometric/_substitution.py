@@ -19,7 +19,7 @@ from torch import Tensor
 from torch_geometric.experimental import set_experimental_mode
 from torch_geometric.utils import get_laplacian
 
-from poptorch._base.threads import OfThread, by_thread, holding
+from poptorch._base.thread_safety import OfThread, by_thread, holding
 
 from . import _static, ops
 

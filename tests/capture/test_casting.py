@@ -288,9 +288,9 @@ def with_64_bits(whole: torch.Tensor, real: torch.Tensor) -> tuple[torch.Tensor,
 @pytest.fixture
 def narrowing_lines(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
     """Return what asks for the lines about types without support, of a new process."""
-    from poptorch._capture import micro
+    from poptorch._capture import micro_batch
 
-    micro.report_narrowed.cache_clear()
+    micro_batch.report_narrowed.cache_clear()
     caplog.set_level("INFO", logger="poptorch::python")
     return lambda: [text for text in caplog.messages if "not supported natively" in text]
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import poptorch
 from harden.parts import Reversed
 from helpers.wrapping import Having, agrees, normal, training, trains_alike
-from poptorch._capture import ModelTensor, micro
+from poptorch._capture import ModelTensor, micro_batch
 
 X = normal(4, 3)
 
@@ -230,4 +230,4 @@ def test_tensors_in_the_memory_of_others_are_found(
             one, two = ({*range(min(each), max(each) + 1)} for each in (one, two))
         if one & two:
             expected.add(pair)
-    assert {tuple(sorted(pair)) for pair in micro._overlaps(tensors)} == expected
+    assert {tuple(sorted(pair)) for pair in micro_batch._overlaps(tensors)} == expected

@@ -21,7 +21,7 @@ from helpers import programs
 from helpers.patience import HANGS
 from helpers.wrapping import Having, normal, options, trains_alike
 from poptorch._base import archive
-from poptorch._base.threads import PerThread
+from poptorch._base.thread_safety import PerThread
 from poptorch._cli.main import main
 from poptorch._compile import cache
 

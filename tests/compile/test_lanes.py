@@ -8,7 +8,7 @@ import poptorch
 from helpers.wrapping import Having, normal, options
 from poptorch._compile import lanes
 from poptorch._ir.graph import Graph
-from poptorch._ir.loops import Lanes
+from poptorch._ir.micro_batches import Lanes
 
 STEPS, ROWS = 16, 4
 

@@ -23,7 +23,7 @@ from poptorch import backends
 from poptorch._compile import lanes as choosing
 from poptorch._compile import registry
 from poptorch._ir import backend_names
-from poptorch._ir.loops import Lanes
+from poptorch._ir.micro_batches import Lanes
 from poptorch._session.random import first_state
 from poptorch.testing import CONFORMANCE, allclose
 

@@ -305,7 +305,7 @@ def test_models_that_eager_pytorch_refuses_are_not_compared() -> None:
 
 
 def test_where_memory_is_short_nothing_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("poptorch._compile.eager_check.available_memory", lambda: 1)
+    monkeypatch.setattr("poptorch._compile.eager_check_policy.available_memory", lambda: 1)
     model = Two(lambda self, x: 2 * x if captured(x) else x)
 
     _, loss = train_once(model)
@@ -349,7 +349,7 @@ def test_a_small_program_is_compared_with_one_thread(
 def test_a_large_program_is_compared_with_the_threads_of_the_process(
     two_threads: None, recorded: tuple[Having, list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("poptorch._compile.eager_check._SMALL", 0.0)
+    monkeypatch.setattr("poptorch._compile.eager_check_policy._SMALL", 0.0)
 
     assert threads_of_the_check(*recorded) == 2
 

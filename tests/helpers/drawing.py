@@ -14,7 +14,7 @@ from torch import nn
 
 import poptorch
 from helpers.wrapping import options
-from poptorch._ops import streams
+from poptorch._ops import random_streams
 from poptorch._ops.draws import Draw, drawing
 
 
@@ -22,13 +22,13 @@ from poptorch._ops.draws import Draw, drawing
 def noted_seeds() -> Iterator[list[int]]:
     """Yield the seeds of all micro-batches that run within the block, as they come."""
     seeds: list[int] = []
-    usual = streams.begin
+    usual = random_streams.begin
 
     def begin(given: Any) -> None:
         seeds.extend(given)
         usual(given)
 
-    with mock.patch.object(streams, "begin", begin):
+    with mock.patch.object(random_streams, "begin", begin):
         yield seeds
 
 

@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 import poptorch
 from helpers import wrapping
-from poptorch._ops import streams
+from poptorch._ops import random_streams
 
 ROWS = 4  # of a micro-batch
 Batch = tuple[torch.Tensor, ...]
@@ -190,7 +190,7 @@ def _joined(*values: Any) -> Any:
 def follow(state: torch.Tensor, steps: int = 1, replicas: int = 1) -> Iterator[None]:
     """Seed torch at each ``next`` as a device is for its next micro-batch, from the state given."""
     while True:
-        key, state = streams.next_key(state)
+        key, state = random_streams.next_key(state)
         for step, replica in itertools.product(range(steps), range(replicas)):
-            torch.manual_seed(streams.seed(key, step, replica))
+            torch.manual_seed(random_streams.seed(key, step, replica))
             yield

@@ -15,7 +15,7 @@ from poptorch import _capture
 from poptorch._capture import Micro
 from poptorch._compile import passes
 from poptorch._compile.compilation import Compilation
-from poptorch._compile.eager_check import EagerCheck
+from poptorch._compile.eager_check_policy import EagerCheck
 from poptorch._ir import verify
 from poptorch._ir.plan import Plan
 from poptorch._ir.program import Program, State

@@ -15,7 +15,7 @@ from poptorch._ir import slots, verify
 from poptorch._ir.block_labels import Label, PlacedStage, StagePass, relabel
 from poptorch._ir.bundle import Bundle
 from poptorch._ir.graph import Graph, SlotFunction
-from poptorch._ir.loops import Loops
+from poptorch._ir.micro_batches import Loops
 from poptorch._ir.plan import Layout
 from poptorch._ir.program import Emit, Program, Run, Scatter, State
 from poptorch._ir.spec import Output, Spec

@@ -14,7 +14,7 @@ import poptorch
 from helpers.wrapping import options
 from poptorch import _lanes
 from poptorch._ir.graph import Graph
-from poptorch._ir.loops import Lanes
+from poptorch._ir.micro_batches import Lanes
 
 aten = torch.ops.aten
 side_by_side = _lanes.side_by_side

@@ -11,7 +11,7 @@ from poptorch import _lanes
 from poptorch._capture import trace
 from poptorch._ir import slots, symbolic
 from poptorch._ir.graph import Graph
-from poptorch._ir.loops import Lanes
+from poptorch._ir.micro_batches import Lanes
 
 WEIGHT = slots.param("weight", (4, 4), torch.float32)
 BATCH = slots.batch_input(0, (2, 5, 4), torch.float32, ("", "s0", ""))

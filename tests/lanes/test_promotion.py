@@ -8,7 +8,7 @@ import torch
 
 from helpers.captures import capture
 from helpers.wrapping import Calling
-from poptorch._ir.loops import Lanes
+from poptorch._ir.micro_batches import Lanes
 from poptorch._ir.slots import Kind
 from poptorch._lanes import NotVectorisable, side_by_side
 

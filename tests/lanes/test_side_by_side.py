@@ -10,7 +10,7 @@ from helpers.wrapping import Having, options
 from helpers.zoo import ROWS, ZOO
 from poptorch import _capture, _lanes
 from poptorch._compile import lanes as choosing
-from poptorch._ir.loops import Lanes
+from poptorch._ir.micro_batches import Lanes
 
 STEPS = 4
 

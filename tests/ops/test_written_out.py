@@ -9,7 +9,7 @@ import torch
 from helpers.optimizer_steps import OPTIMIZERS, trained
 from poptorch._ir.operators import name_of
 from poptorch._ops import written_out
-from poptorch._ops.optimizer_steps import BY_OPERATOR
+from poptorch._ops.optimizer_formulas import BY_OPERATOR
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import poptorch
 from helpers.closeness import near
 from helpers.wrapping import Calling, options, training
-from poptorch._ops import streams
+from poptorch._ops import random_streams
 
 SEED = 42  # the database seeds its random samples with it too
 NARROW = {torch.int64: torch.int32, torch.float64: torch.float32}
@@ -26,7 +26,7 @@ def call_seeded(executor: Any, *args: Any, **kwargs: Any) -> Any:
     """Call an executor that draws what torch draws after ``manual_seed(SEED)``, in each call."""
     if not executor.isCompiled():
         executor.compile(*args, **kwargs)
-    with mock.patch.object(streams, "seed", return_value=SEED):
+    with mock.patch.object(random_streams, "seed", return_value=SEED):
         return executor(*args, **kwargs)
 
 

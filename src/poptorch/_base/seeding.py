@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from . import private
-from .threads import holding
+from .thread_safety import holding
 
 _HOST = torch.default_generator
 _listening = contextlib.ExitStack()  # for the lifetime of the process

@@ -17,7 +17,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
-from .threads import holding
+from .thread_safety import holding
 
 OURS = str(Path(__file__).resolve().parent.parent)
 _LONGEST = 100  # characters of a line that are shown

@@ -5,7 +5,7 @@ updates.
 from .explain import Explanation, capture, explain, search
 from .forward import OverwriteContextManager, Request
 from .losses import LOSS_FUNCTIONS
-from .micro import Decision, Micro, hooks_of, report_narrowed
+from .micro_batch import Decision, Micro, hooks_of, report_narrowed
 from .purity import LONE_WRITES, WHOLE_WRITES
 from .python_state import ModuleAttribute, PythonState
 from .recompute import checkpoints, recomputed, with_fewer_checkpoints

@@ -17,8 +17,8 @@ from torch import nn
 
 from .._base import private, source
 from .._base.errors import Error
-from .._base.threads import one_at_a_time
-from . import micro
+from .._base.thread_safety import one_at_a_time
+from . import micro_batch
 from .capture_context import CaptureContext
 from .forward import Request, refuse_holders, run_forward
 from .inner_gradients import NeedsGradient
@@ -55,14 +55,14 @@ _BRANCH_FIX = (
 )
 
 
-def capture(request: Request, before: PythonState | None = None) -> micro.Micro:
-    """Capture like ``micro.capture``. The error about one construct also lists all others."""
+def capture(request: Request, before: PythonState | None = None) -> micro_batch.Micro:
+    """Capture like ``micro_batch.capture``. The error about one construct also lists all others."""
     for structure in request.arguments.values():
         refuse_holders(
             structure.constants, ("An argument is an object whose tensors cannot be found")
         )
     try:
-        return micro.capture(request, before)
+        return micro_batch.capture(request, before)
     except Uncapturable as error:
         fatal = [] if request.examples is None else explain(request).fatal
         others = [finding for finding in fatal if (finding.line or "") not in error.message]
@@ -114,7 +114,7 @@ def _explained(request: Request) -> Explanation:
     errors = []
     try:
         with torch.random.fork_rng(devices=[]), torchs_settings():
-            private.traced(run, [micro.real_inputs(request)])
+            private.traced(run, [micro_batch.real_inputs(request)])
     except Exception as error:
         raised = error.__cause__ or error
         own = isinstance(raised, Error)

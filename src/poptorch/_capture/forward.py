@@ -12,7 +12,7 @@ from torch import nn
 
 from .._base import nested_values
 from .._base.errors import Error
-from .._base.threads import holding
+from .._base.thread_safety import holding
 from .._ir import slots
 from .._ir.slots import Slot
 from .._ir.spec import Precision

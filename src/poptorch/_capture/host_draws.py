@@ -22,7 +22,7 @@ from typing import Any
 from torch import nn
 
 from .._base import log, source
-from .._base.threads import by_thread
+from .._base.thread_safety import by_thread
 from .replaced_tensors import Replacement, changed
 
 _DRAW = ("random", "getrandbits")  # all other methods of random.Random call these

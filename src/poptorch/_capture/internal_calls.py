@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from .._base import private
-from .._base.threads import by_thread
+from .._base.thread_safety import by_thread
 from .parameter_identity import Held, overrides
 from .recorded import recorded
 from .replaced_tensors import Replacement, changed

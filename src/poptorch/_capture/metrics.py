@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .._base.errors import Error
-from .._base.threads import by_thread
+from .._base.thread_safety import by_thread
 from .replaced_tensors import changed
 
 _METHODS = frozenset({"update", "forward", "compute", "reset"})

@@ -14,7 +14,7 @@ from torch import fx
 
 from .._base import private, source
 from .._base.nested_values import dtypes_of, with_tensors
-from .._base.threads import holding
+from .._base.thread_safety import holding
 from .._ir.block_labels import line_of, note_on
 from .._ir.compiler_pass import is_left_out
 from .._ir.graph import copied, lazily

@@ -13,7 +13,7 @@ import torch
 from torch import fx, nn
 
 from .._base import nested_values, private
-from .._base.threads import holding
+from .._base.thread_safety import holding
 from .._ir.operators import SAME_NUMBERS, SHAPE_ONLY, Operator, draws, of_shape, writes, written_by
 from .._ir.symbolic import same_sizes
 from .trace import untraced, without_data

@@ -21,7 +21,7 @@ from torch.utils.checkpoint import CheckpointFunction, check_backward_validity, 
 
 from .._base import private, source
 from .._base.errors import Error
-from .._base.threads import OfThread, PerThread, by_thread
+from .._base.thread_safety import OfThread, PerThread, by_thread
 from .._ops import autocast
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)

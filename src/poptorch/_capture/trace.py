@@ -23,7 +23,7 @@ from torch import fx
 
 from .._base import private
 from .._base.source import is_user_file
-from .._base.threads import holding, one_at_a_time
+from .._base.thread_safety import holding, one_at_a_time
 from .._ir.graph import lazily
 from .._ir.tensors import Tensors
 from .._ops import annotate, effects

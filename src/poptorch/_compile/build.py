@@ -15,7 +15,7 @@ from .._cost.links import Link
 from .._ir import slots
 from .._ir.bundle import Bundle
 from .._ir.graph import Graph, SlotFunction, compose, graph_module
-from .._ir.loops import Lanes, Loops
+from .._ir.micro_batches import Lanes, Loops
 from .._ir.program import Axis, Emit, Gather, Node, Program, Repeat, Run, Shard
 from .._ir.slots import Kind, Slot
 from .._ir.spec import OptimSpec, Spec

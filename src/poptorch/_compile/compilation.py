@@ -11,7 +11,7 @@ from .._eager import EagerOptimizer
 from .._ir.plan import Layout, Plan, Staged
 from .._ir.program import Program
 from .._ir.spec import OptimSpec, Spec
-from .eager_check import EagerCheck
+from .eager_check_policy import EagerCheck
 from .joined_weights import FlatParameters
 from .lanes import Batched
 from .remainder import CheckOf, Remainder

@@ -17,12 +17,12 @@ from .._cost.seconds import BYTES_PER_SECOND, core_seconds
 from .._ir import slots
 from .._ir.conditions import Conditions
 from .._ir.graph import Graph
-from .._ir.loops import Lanes
+from .._ir.micro_batches import Lanes
 from .._ir.operators import may_view, storage_root
 from .._ir.slots import Kind
 from .._ir.spec import Spec
 from .._ir.symbolic import sizes_of
-from .eager_check import EagerCheck
+from .eager_check_policy import EagerCheck
 
 # Measured per micro-batch on two cores. Many rows at once do not fit the caches: the tutorial's CNN
 # with 64 micro-batches of 16 takes 0.50 ms with 4 lanes, 0.81 with 32 and 1.24 with all; a

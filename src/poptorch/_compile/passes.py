@@ -14,7 +14,7 @@ from .. import _capture, _place
 from .._base import log, timing
 from .._base.errors import Error
 from .._base.tables import table
-from .._base.threads import holding
+from .._base.thread_safety import holding
 from .._eager import EagerOptimizer
 from .._ir.compiler_pass import Pass, is_left_out, parameters
 from .._ir.plan import Layout, Staged
@@ -22,9 +22,9 @@ from .._ir.program import Program
 from .._ir.slots import Kind
 from .._ir.spec import OptimSpec, Spec, Strategy
 from ..enums import OutputMode
-from . import build, joined_weights, lanes, size_proof, stage_graphs
+from . import build, joined_weights, lanes, sharded_weights, size_proof, stage_graphs
 from .compilation import Compilation
-from .eager_check import EagerCheck
+from .eager_check_policy import EagerCheck
 from .joined_weights import FlatParameters
 from .lanes import Batched
 from .remainder import CheckOf, Remainder
@@ -122,7 +122,7 @@ def shard(layout: Layout, spec: Spec, optim: OptimSpec | None, by_stages: bool) 
     """Let each of several processes keep a part of the optimizer's state, if the options say so."""
     if optim is None:
         return FlatParameters(layout.graph, None)
-    over, shards = joined_weights.sharded(layout.graph, spec, optim, by_stages)
+    over, shards = sharded_weights.sharded(layout.graph, spec, optim, by_stages)
     return FlatParameters(layout.graph, over, tuple(each.whole for each in shards), shards)
 
 

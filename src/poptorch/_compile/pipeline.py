@@ -14,7 +14,7 @@ from .. import _capture, backends
 from .._base import env, log, safe_files, timing
 from .._base.errors import Error
 from .._base.resources import collecting_rarely
-from .._base.threads import one_at_a_time
+from .._base.thread_safety import one_at_a_time
 from .._eager import EagerOptimizer
 from .._ir import graph_json, indices, verify
 from .._ir.conditions import Conditions
@@ -23,7 +23,7 @@ from .._ir.slots import Kind
 from .._ir.spec import OptimSpec, Spec
 from . import agreement, cache, passes, registry, size_proof
 from .compilation import Compilation
-from .eager_check import EagerCheck
+from .eager_check_policy import EagerCheck
 from .remainder import Remainder
 from .size_proof import Earlier
 from .tiers import compile_plan, prepare

@@ -19,14 +19,14 @@ from .. import _capture
 from .._base.errors import Error
 from .._ir import slots
 from .._ir.graph import Graph, SlotFunction, compose
-from .._ir.loops import Lanes, Loops
+from .._ir.micro_batches import Lanes, Loops
 from .._ir.plan import RESULTS
 from .._ir.slots import Kind, Slot
 from .._ir.spec import Spec
 from .._ir.tensors import TensorsByKey
 from ..enums import OutputMode, ReductionType
 from . import lanes
-from .eager_check import EagerCheck
+from .eager_check_policy import EagerCheck
 from .lower import lower
 
 _T = TypeVar("_T")

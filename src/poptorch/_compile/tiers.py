@@ -22,7 +22,7 @@ from .._ir.program import State
 from .._ir.symbolic import NotSymbolic
 from ..backends import Backend, Builder, Executable, Progress
 from ..backends.reference import Reference
-from . import compiler_processes, fastest
+from . import compiler_processes, runtime_choice
 from .cache import Store
 from .compiler_processes import CompileJob
 from .fallback import WithFallback, warn_of_failure
@@ -86,7 +86,7 @@ def compile_plan(
     if background and can_be_kept and (is_missing or code.ranges):
         tiered = Tiered(interpreted, code, idle)
         progress(1.0)
-        return fastest.considering(tiered, plan, code)
+        return runtime_choice.considering(tiered, plan, code)
     if is_missing:
         code.announce(
             "captured; compiling takes about %.0f s", code.expected_seconds() - SAVED_SECONDS
@@ -97,7 +97,7 @@ def compile_plan(
         fast = WithFallback(code.compile(progress), interpreted, code.plan)
         if code.ranges:
             return OnDemand(fast, interpreted, code)
-        return fastest.considering(fast, plan, code)
+        return runtime_choice.considering(fast, plan, code)
     except Exception as error:  # after any error, the results of the reference backend are right
         if code.ranges:
             raise NotSymbolic(_NOT_COMPILED.format(described(error))) from None

@@ -8,7 +8,7 @@ from typing import Any
 from torch.utils.data import IterableDataset
 
 from .._base.errors import AssertionFailure, Error, InvalidType, InvalidValue
-from .._ir.loops import Loops
+from .._ir.micro_batches import Loops
 from ..enums import DataLoaderMode
 
 

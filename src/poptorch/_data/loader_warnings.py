@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from .._base import log
-from .._ir.loops import Loops
+from .._ir.micro_batches import Loops
 from .batch_arrangement import Arrangement
 from .sharding import DataShard, shard_range
 

@@ -20,7 +20,7 @@ from torch.nn.modules.module import register_module_forward_hook
 from torch.overrides import TorchFunctionMode
 
 from .._base import nested_values, private
-from .._base.threads import by_thread, only_in_this_thread
+from .._base.thread_safety import by_thread, only_in_this_thread
 from .._capture import LOSS_FUNCTIONS, OverwriteContextManager, PythonState, Request
 from .._capture.replaced_tensors import changed
 from .._ir.operators import call_draws, generator_of

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from .._base import private
-from .._ops import streams, traceable
+from .._ops import random_streams, traceable
 from ..backends import fused_steps
 
 _DRAW = '''
@@ -67,7 +67,7 @@ _PARTS: dict[str, tuple[Callable[..., Any], ...]] = {
     "lstm_layer_backward": (traceable._layer_backward,),
     "ctc_losses": (traceable._ctc,),
     "grouped_product": (traceable._grouped_shape, traceable._product),
-    "seed": (streams.seed,),
+    "seed": (random_streams.seed,),
 }
 _CALLED = {
     "_layer": "lstm_layer", "_layer_backward": "lstm_layer_backward", "_ctc": "ctc_losses",

@@ -8,15 +8,15 @@ from typing import Any
 from torch import fx
 
 from .. import _capture, _lanes, _place
-from .._base.threads import one_at_a_time
+from .._base.thread_safety import one_at_a_time
 from .._compile import build, passes, registry
 from .._compile.compilation import Compilation
-from .._compile.eager_check import EagerCheck
+from .._compile.eager_check_policy import EagerCheck
 from .._compile.stage_graphs import OptimizerGraphs
 from .._cost.links import Exchanged, Link
 from .._cost.operations import flops_of
 from .._ir.block_labels import StagePass
-from .._ir.loops import Loops
+from .._ir.micro_batches import Loops
 from .._ir.program import Gather, Reduce, Scatter
 from .._ir.spec import Locations, OptimSpec, Runtime, Spec
 from .._systems import System

@@ -7,7 +7,7 @@ import functools
 
 from .. import _capture, _place, _systems
 from .._base.errors import Error
-from .._base.threads import one_at_a_time
+from .._base.thread_safety import one_at_a_time
 from .._ir.graph import Graph
 from .._ir.slots import Kind
 from .._ir.spec import OptimSpec, Spec, Strategy

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from .._base.threads import holding
+from .._base.thread_safety import holding
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from .._base import resources
 from ..enums import OutputMode
 from .bundle import Bundle, BundleView, Member
 from .graph import Graph, slots_of
-from .loops import Lanes, Loops
+from .micro_batches import Lanes, Loops
 from .slots import STATE_KINDS, Kind, Slot
 
 Of = TypeVar("Of")

@@ -16,7 +16,7 @@ from ..enums import (
     ReductionType,
 )
 from . import slots
-from .loops import Loops
+from .micro_batches import Loops
 from .slots import Kind
 from .traced_step import TracedStep
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
-from .._ir.loops import Lanes
+from .._ir.micro_batches import Lanes
 from .._ir.operators import SAME_NUMBERS, SHAPE_ONLY, reachable
 from .._ir.slots import HALF_TYPES
 from .._ir.symbolic import computes_size

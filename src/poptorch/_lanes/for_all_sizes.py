@@ -9,7 +9,7 @@ from __future__ import annotations
 from .._base import private
 from .._ir.conditions import Conditions
 from .._ir.graph import Graph
-from .._ir.loops import Lanes
+from .._ir.micro_batches import Lanes
 from .._ir.symbolic import NotSymbolic, Symbols, example_sizes, fill_in, settled
 from .batched import NotVectorisable
 from .side_by_side import side_by_side

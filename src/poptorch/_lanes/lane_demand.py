@@ -8,7 +8,7 @@ from torch import fx
 
 from .._ir import slots
 from .._ir.graph import Graph
-from .._ir.loops import Lanes
+from .._ir.micro_batches import Lanes
 from .._ir.operators import acts, draws
 from .._ir.plan import RESULTS
 from .._ir.slots import MODEL_STATE, Kind

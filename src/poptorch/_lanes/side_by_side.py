@@ -17,12 +17,12 @@ from torch import fx
 from .._base import private
 from .._base.errors import Error
 from .._ir.graph import Graph, copied, copy_node, graph_module, placeholder
-from .._ir.loops import Lanes
+from .._ir.micro_batches import Lanes
 from .._ir.operators import SHAPE_ONLY, acts, draws, generator_of, of_shape, view_of
 from .._ir.plan import RESULTS
 from .._ir.slots import EVOLVING, Kind, Slot
 from .._ir.symbolic import computes_size
-from .._ops import streams
+from .._ops import random_streams
 from .._ops.effects import is_effect
 from .._ops.exchanges import exchange
 from . import carried_buffers, lane_sums
@@ -384,13 +384,13 @@ def drawn(call: BatchedCall, number: int) -> torch.Tensor:
             "it draws from a generator of the model, whose state changes "
             "from micro-batch to micro-batch"
         )
-    kind = streams.lane_by_lane(call.node.target, call.node.args)
+    kind = random_streams.lane_by_lane(call.node.target, call.node.args)
     if kind is None:
         raise NotVectorisable("its random numbers cannot be drawn separately for each micro-batch")
     value = call.node.meta["val"]
-    if kind[0] == streams.SHARES:
+    if kind[0] == random_streams.SHARES:
         like = call.lanes(0).contiguous()  # because drawn tensors always are contiguous
     else:
         strides = [value.numel(), *value.stride()]
         like = torch.empty_strided([call.count, *value.shape], strides, dtype=value.dtype)
-    return streams.draw(like, *kind, call.count, number)  # type: ignore[no-any-return]
+    return random_streams.draw(like, *kind, call.count, number)  # type: ignore[no-any-return]

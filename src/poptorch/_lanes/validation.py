@@ -10,10 +10,10 @@ import torch
 from .._ir import slots
 from .._ir.closeness import Difference, coarsest, difference, movement
 from .._ir.graph import Graph
-from .._ir.loops import Lanes
+from .._ir.micro_batches import Lanes
 from .._ir.slots import Kind, Slot
 from .._ir.tensors import TensorsByKey
-from .._ops import streams
+from .._ops import random_streams
 
 _NUDGE = 1e-6  # a small change of inputs; its effect shows how far rounding errors can grow
 
@@ -42,7 +42,7 @@ def differences(
     seeds = [*range(1, lanes.count + 1)]
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         expected = _one_after_another(one, lanes, several, state, rows, seeds)
-        streams.begin(seeds)
+        random_streams.begin(seeds)
         found = several(dict(_side_by_side(several, state, rows)))
         share = _share(coarsest(one))
         compared = [
@@ -145,7 +145,7 @@ def _one_after_another(
         replica = lane % lanes.replicas
         values = states[replica] | {key: each[lane] for key, each in rows.items()}
         values[slots.REPLICA.key] = torch.tensor(float(replica))
-        streams.begin(seeds[lane : lane + 1])
+        random_streams.begin(seeds[lane : lane + 1])
         for key, value in graph(values).items():
             if key in gradients:
                 sums[key] = _added(sums.get(key), value.to(types[key]))

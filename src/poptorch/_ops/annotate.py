@@ -15,7 +15,7 @@ from torch import fx, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from .._base import private, source
-from .._base.threads import holding, only_in_this_thread
+from .._base.thread_safety import holding, only_in_this_thread
 from .._ir.block_labels import META, OUTSIDE, Label, Visit, keep_line, label_of, marks, relabel
 from .._ir.operators import functions_before, reachable
 

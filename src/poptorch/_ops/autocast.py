@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from .._base.log import python as log
 from .._base.nested_values import dtypes_of, with_tensors
-from .._base.threads import holding
+from .._base.thread_safety import holding
 from .context import AutocastRules, autocast_settings
 
 

@@ -15,7 +15,7 @@ from torch import fx
 
 from .._base import private, source
 from .._base.errors import Error
-from .._base.threads import holding
+from .._base.thread_safety import holding
 from . import annotate
 
 GROUP = "poptorch_multi_conv"  # the note of the group to which a convolution belongs

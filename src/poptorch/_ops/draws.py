@@ -15,7 +15,7 @@ from torch import fx
 
 from .._ir.block_labels import marks
 from .._ir.operators import draws, name_of
-from . import annotate, streams
+from . import annotate, random_streams
 
 _DRAW = "poptorch_draw"  # the note on a node
 # The note of a dimension order: the node must draw in the memory order of the user's operator.
@@ -36,7 +36,7 @@ class Draw:
         from a node.
         """
         name = name_of(node)
-        return name.startswith(self.operator.rstrip("_")) or node.target is streams.draw
+        return name.startswith(self.operator.rstrip("_")) or node.target is random_streams.draw
 
 
 def marked(draw: Draw) -> contextlib.AbstractContextManager[None]:

@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from .._base import private
-from .._base.threads import holding
+from .._base.thread_safety import holding
 from .._ir.operators import bodies
 from .._ir.tensors import Tensors
 from .library import define

@@ -12,10 +12,10 @@ import torch
 from torch import fx
 
 from .._base import private
-from .._base.threads import one_at_a_time
+from .._base.thread_safety import one_at_a_time
 from .._base.user_modes import without_user_modes
 from .._ir.graph import Graph, copy_node, lazily
-from .optimizer_steps import BY_OPERATOR
+from .optimizer_formulas import BY_OPERATOR
 
 
 def written_out(graph: Graph) -> Graph:

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import torch
 
-from .._base.threads import RenewedLock
+from .._base.thread_safety import RenewedLock
 from .._ir.program import Writes
 from .access import unwatch, unwatched, watch
 from .coherence_table import TABLE, Coherence, CopyDirection, Event

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from .._base import processes
-from .._base.threads import RenewedLock
+from .._base.thread_safety import RenewedLock
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -1,6 +1,6 @@
 """Compute, for each algorithm, what an update needs once per group before the steps of the weights.
 
-The steps are operators, whose formulas are in ``_ops/optimizer_steps.py`` (PopTorch user guide,
+The steps are operators, whose formulas are in ``_ops/optimizer_formulas.py`` (PopTorch user guide,
 "Optimizers"). Hyper-parameters are Python numbers, which are compiled in, or 0-d tensors, which are
 inputs.
 """
@@ -16,8 +16,8 @@ from torch import Tensor
 
 from .._ir import slots
 from .._ir.spec import Setting
-from .._ops import optimizer_steps as steps
-from .._ops.optimizer_steps import MomentTensors, Scalar, Scalars, Step, is_constant
+from .._ops import optimizer_formulas as steps
+from .._ops.optimizer_formulas import MomentTensors, Scalar, Scalars, Step, is_constant
 
 Prepared = dict[str, Scalar]
 Settings = Mapping[str, Setting]  # compiled-in settings of the optimizer and one of its groups

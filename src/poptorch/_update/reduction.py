@@ -15,7 +15,7 @@ from .._ir.graph import SlotFunction
 from .._ir.slots import Slot
 from .._ir.spec import OptimSpec, Reduction
 from .._ir.tensors import TensorsByKey
-from .._ops.optimizer_steps import Scalar, plus_scaled, scaled
+from .._ops.optimizer_formulas import Scalar, plus_scaled, scaled
 from ..enums import MeanReductionStrategy, ReductionType
 from .per_group import (
     compute_dtype,

@@ -14,7 +14,7 @@ from .._ir.graph import SlotFunction
 from .._ir.slots import Slot
 from .._ir.spec import OptimSpec
 from .._ir.tensors import TensorsByKey
-from .._ops.optimizer_steps import SQUARES, MomentTensors, Scalar, Scalars, scaled
+from .._ops.optimizer_formulas import SQUARES, MomentTensors, Scalar, Scalars, scaled
 from .._ops.rounding import DROPPED_BITS, rounded
 from .clipping import Anchor, clip_factor, gradients_of, sums_of_squares
 from .per_group import (

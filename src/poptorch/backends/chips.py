@@ -18,7 +18,7 @@ from .._ir.plan import PER_MICRO_BATCH, RESULTS, Staged
 from .._ir.program import State
 from .._ir.schedule import Action, Traffic
 from .._ir.slots import Kind, Slot
-from .._ops import streams
+from .._ops import random_streams
 from . import stopwatch
 from .driver import RandomKeys
 
@@ -185,7 +185,7 @@ class Replica:
                 arguments.append(chip.read(name, action))
         if self._keys is not None:
             part = "" if action.stage_pass == StagePass(0) else str(action.stage_pass)
-            streams.begin([self._keys.seed(step, self._of_all, part)])
+            random_streams.begin([self._keys.seed(step, self._of_all, part)])
         module = self._modules[action.stage_pass]
         values = stopwatch.run(module, module, arguments)
         for slot, value in zip(graph.outputs, values, strict=True):

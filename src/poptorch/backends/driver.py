@@ -15,20 +15,20 @@ import torch
 
 from .. import _job
 from .._base import interrupts, private
-from .._base.threads import RenewedLock
+from .._base.thread_safety import RenewedLock
 from .._ir import slots
-from .._ir.loops import Lanes, Loops
+from .._ir.micro_batches import Lanes, Loops
 from .._ir.plan import Plan, Report
 from .._ir.program import Axis, Emit, Gather, Node, Program, Reduce, Repeat, Run, Scatter, State
 from .._ir.slots import Kind
-from .._ops import streams
+from .._ops import random_streams
 from ..enums import OutputMode
 from . import stopwatch
 from .failing import explained
 from .prepare import returned
-from .process_settings import Threads
 from .protocol import Compiled, Failure
 from .rollback import Rollback
+from .thread_count import Threads
 
 _GRADIENTS, _SQUARES = "the gradients of an update", "the squares of an update"
 ResultMode = tuple[OutputMode, int]  # and the period of EveryN
@@ -210,7 +210,7 @@ class LoopExecutable:
     ) -> Sequence[torch.Tensor]:
         interrupts.check()
         if run.name in self._random:
-            streams.begin(self._seeds(point.step, point.replica))
+            random_streams.begin(self._seeds(point.step, point.replica))
         try:
             results: Sequence[torch.Tensor] = stopwatch.action(run.name, run, batch, point)
         except BaseException:
@@ -359,10 +359,10 @@ class RandomKeys:
         iteration = self._loops.iteration(step)
         while len(self._keys) <= iteration:
             assert self._state.rng is not None, "the device's generator was never seeded"
-            key, self._state.rng = streams.next_key(self._state.rng)
+            key, self._state.rng = random_streams.next_key(self._state.rng)
             self._keys.append(key)
         within = step - self._loops.step(iteration, 0)
-        return streams.seed(self._keys[iteration], within, replica, part)
+        return random_streams.seed(self._keys[iteration], within, replica, part)
 
 
 class ResultModes:

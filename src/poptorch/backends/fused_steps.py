@@ -18,7 +18,7 @@ import torch
 from torch import fx
 
 from .._base import private
-from .._ops.optimizer_steps import ADAM, BY_OPERATOR, SGD, Operands, is_constant, with_decay
+from .._ops.optimizer_formulas import ADAM, BY_OPERATOR, SGD, Operands, is_constant, with_decay
 from .._ops.written_out import erase, insert, write_out
 
 aten = torch.ops.aten

@@ -26,8 +26,9 @@ from .._ir.plan import Plan, Report
 from .._ir.program import State
 from .driver import LoopExecutable, program_report
 from .prepare import accept_strides, without_writes, written
-from .process_settings import P, R, Threads
+from .process_settings import P, R
 from .protocol import Code, Compiled, Executable, Progress
+from .thread_count import Threads
 
 _NEEDED = ("onnx", "onnxscript", "onnxruntime")
 _INPUT, _CONSTANT, _UNREAD = "", "given to the session", "read by nothing"

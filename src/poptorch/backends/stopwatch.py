@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import fx
 
-from .._base.threads import holding
+from .._base.thread_safety import holding
 from .._ir.block_labels import label_of, line_of, pass_of
 from .._ir.operators import name_of
 

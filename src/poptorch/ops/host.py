@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from .._base.errors import Error
-from .._base.threads import holding
+from .._base.thread_safety import holding
 from .._ops.context import Capture, listener
 from .._ops.effects import define_effect
 from .._ops.library import copied

@@ -1,6 +1,6 @@
 """Define Adam with L2 decay and AdamW with decoupled decay (PopTorch user guide, "Optimizers").
 
-The formula is in ``_ops/optimizer_steps.py``.
+The formula is in ``_ops/optimizer_formulas.py``.
 """
 
 from __future__ import annotations

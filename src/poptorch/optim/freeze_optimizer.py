@@ -23,7 +23,14 @@ from .joint import class_of, members_of
 from .kind import OptimizerKind, agreed
 from .optimizer import Optimizer
 from .step_hooks import hooks_of, refuse_hooks
-from .traced import frozen_like, full_name, refuse, traced_settings, traced_step, traced_values
+from .traced_optimizer import (
+    frozen_like,
+    full_name,
+    refuse,
+    traced_settings,
+    traced_step,
+    traced_values,
+)
 
 HyperValues = dict[str, float]
 _NO_PART_OF_A_STEP = {

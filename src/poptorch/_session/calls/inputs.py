@@ -17,7 +17,7 @@ from ..._capture import report_narrowed
 from ..._ir import slots
 from ..._ir.conditions import Conditions
 from ..._ir.indices import IndexRange
-from ..._ir.loops import Loops
+from ..._ir.micro_batches import Loops
 from ..._ir.program import State
 from ..._ir.slots import Kind, Slot, narrowed, type_text
 from ..._ir.spec import Spec

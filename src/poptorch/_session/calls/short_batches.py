@@ -16,7 +16,7 @@ import torch
 
 from ..._base import nested_values
 from ..._base.errors import Error
-from ..._ir.loops import Loops
+from ..._ir.micro_batches import Loops
 from ..._ir.spec import Spec
 from ...enums import OutputMode
 from .inputs import Inputs

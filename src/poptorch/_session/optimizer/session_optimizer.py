@@ -33,9 +33,9 @@ from ...optim.step_hooks import note_hooks, present_hooks
 from ..host_changes import shorten
 from ..programs import Paths, Task
 from ..weights import StateStore
-from .optimizer_changes import OptimizerChangeChecks, warn_of_steps
 from .torch_state import NAMES, TorchState
 from .traced_state import TracedState
+from .unfollowed_changes import OptimizerChangeChecks, warn_of_steps
 
 _attached: weakref.WeakSet[SessionOptimizer] = weakref.WeakSet()
 

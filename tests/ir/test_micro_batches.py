@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from poptorch._ir.loops import Lanes, Loops
+from poptorch._ir.micro_batches import Lanes, Loops
 from poptorch.enums import CommGroupType
 
 

@@ -20,7 +20,7 @@ from .._ir import graph_json
 from .._ir.closeness import Difference
 from .._ir.compiler_pass import leaving_out
 from .._ir.graph import Graph
-from .._ir.loops import Lanes
+from .._ir.micro_batches import Lanes
 from .._ir.slots import Kind
 from .._ir.spec import OptimSpec
 from ..backends import process_settings

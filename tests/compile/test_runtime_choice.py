@@ -16,10 +16,10 @@ from helpers.closeness import FUNCTION, near
 from helpers.folded import Mixed, check_new_weights, same
 from helpers.patience import eventually
 from helpers.wrapping import Having, normal, options, training
-from poptorch._compile import cache, fastest
+from poptorch._compile import cache, runtime_choice
 
 pytestmark = pytest.mark.slow
-EXPORT = fastest.Other.export
+EXPORT = runtime_choice.Other.export
 LAST = torch.tensor([4])
 ALWAYS, NEVER = float("inf"), 0.0
 
@@ -36,9 +36,9 @@ def folder(monkeypatch: pytest.MonkeyPatch, code_of_all_tests: Path) -> Path:
     for choice in code_of_all_tests.glob("*.choice"):
         choice.unlink()
     for name in ("EARLY", "FIRST", "POLL_SECONDS", "TRIAL", "SHARE"):
-        monkeypatch.setattr(fastest, name, 0.0)
-    monkeypatch.setattr(fastest, "FEWEST", 1)
-    monkeypatch.setattr(fastest.Other, "export", exported_here)
+        monkeypatch.setattr(runtime_choice, name, 0.0)
+    monkeypatch.setattr(runtime_choice, "FEWEST", 1)
+    monkeypatch.setattr(runtime_choice.Other, "export", exported_here)
     monkeypatch.setattr(cache.Choice, "gain", 1e9)  # a session is made at once
     monkeypatch.setattr(cache, "default_store", lambda: cache.Store(code_of_all_tests))
     monkeypatch.setattr(cache, "_loaded", {})
@@ -50,7 +50,7 @@ def exported_here(other: Any) -> None:
 
 
 def favouring(patch: pytest.MonkeyPatch, share: float) -> None:
-    patch.setattr(fastest, "GAIN", share)
+    patch.setattr(runtime_choice, "GAIN", share)
 
 
 def wrapped(model: nn.Module, x: Any, opts: poptorch.Options | None = None) -> Any:
@@ -175,7 +175,7 @@ def test_the_choice_is_kept_with_the_compiled_code(
     model, x = Mixed().eval(), normal(2, 3, 6, 5)
     first = decided(model, x)
     monkeypatch.setattr(cache, "_loaded", {})
-    monkeypatch.setattr(fastest.Fastest, "_compare", None)  # not called again
+    monkeypatch.setattr(runtime_choice.Fastest, "_compare", None)  # not called again
 
     second = decided(model, x)
 
@@ -205,7 +205,7 @@ def test_a_damaged_choice_is_made_again(
 def test_a_backend_that_the_user_chose_stays(backend: str) -> None:
     executor = wrapped(nn.Linear(3, 2).eval(), normal(4, 3), options(backend))
     executor(normal(4, 3))
-    assert not isinstance(executor._executable, fastest.Fastest)
+    assert not isinstance(executor._executable, runtime_choice.Fastest)
 
 
 def test_deterministic_algorithms_keep_compiled_code(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,8 +261,10 @@ def test_disagreeing_results_keep_compiled_code_in_all_processes(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     favouring(monkeypatch, ALWAYS)
-    usual = fastest.Other.run
-    monkeypatch.setattr(fastest.Other, "run", lambda *args: [y * 1.001 for y in usual(*args)])
+    usual = runtime_choice.Other.run
+    monkeypatch.setattr(
+        runtime_choice.Other, "run", lambda *args: [y * 1.001 for y in usual(*args)]
+    )
     model, x = nn.Linear(6, 4).eval(), normal(3, 6)
     poptorch.setLogLevel("DEBUG")
 
@@ -279,7 +281,7 @@ def test_disagreeing_results_keep_compiled_code_in_all_processes(
 @pytest.mark.parametrize("call", [1, 2, 15])
 def test_a_failing_runtime_fails_no_call(call: int, monkeypatch: pytest.MonkeyPatch) -> None:
     favouring(monkeypatch, ALWAYS)
-    usual, calls = fastest.Other.run, []
+    usual, calls = runtime_choice.Other.run, []
 
     def run(*args: Any) -> Any:
         calls.append(1)
@@ -287,7 +289,7 @@ def test_a_failing_runtime_fails_no_call(call: int, monkeypatch: pytest.MonkeyPa
             raise RuntimeError("on strike")
         return usual(*args)
 
-    monkeypatch.setattr(fastest.Other, "run", run)
+    monkeypatch.setattr(runtime_choice.Other, "run", run)
     model, x = nn.Linear(6, 4).eval(), normal(3, 6)
     executor = wrapped(model, x)
 
@@ -302,7 +304,7 @@ def test_an_interrupted_comparison_leaves_a_model_that_works(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     favouring(monkeypatch, ALWAYS)
-    usual, calls = fastest.Other.run, []
+    usual, calls = runtime_choice.Other.run, []
 
     def run(*args: Any) -> Any:
         calls.append(1)
@@ -310,7 +312,7 @@ def test_an_interrupted_comparison_leaves_a_model_that_works(
             raise KeyboardInterrupt
         return usual(*args)
 
-    monkeypatch.setattr(fastest.Other, "run", run)
+    monkeypatch.setattr(runtime_choice.Other, "run", run)
     model, x = nn.Linear(6, 4).eval(), normal(3, 6)
     executor, interrupted = wrapped(model, x), 0
 
@@ -502,7 +504,7 @@ def test_another_process_exports_the_program(
 ) -> None:
     monkeypatch.setattr(cache, "default_store", lambda: cache.Store(tmp_path))
     favouring(monkeypatch, ALWAYS)
-    monkeypatch.setattr(fastest.Other, "export", EXPORT)
+    monkeypatch.setattr(runtime_choice.Other, "export", EXPORT)
     model, x = nn.Linear(6, 4).eval(), normal(3, 6)
     executor = wrapped(model, x)
 

@@ -8,7 +8,7 @@ import torch
 
 from poptorch._base import log
 from poptorch.backends import process_settings
-from poptorch.backends.process_settings import Threads
+from poptorch.backends.thread_count import Threads
 
 
 class Machine:
