@@ -96,7 +96,7 @@ SHOWN = {
     "changing a hyper-parameter takes effect": "session/test_host_changes.py::test_one_warning_names_a_number_that_needs_set_optimizer",
     "a slice beyond the end is shorter": "ops/test_slicing.py::test_the_start_of_a_slice_is_read_at_run_time",
     "exceptions are PyTorch's": "session/test_errors.py::test_exceptions_of_a_model_stay_the_users_own",
-    "Adam changes the bias of an attention's keys": "conformance/test_differences.py::test_noise_moves_the_bias_of_keys",
+    "Adam changes the bias of the keys of an attention layer": "conformance/test_differences.py::test_noise_moves_the_bias_of_keys",
     "errors have four parts: what happened, the values, your own source line, and what to do": "session/test_whole_calls.py::test_tensors_that_no_program_can_read_are_refused",
     "`poptorch doctor` and `executor.explain` list everything that cannot be captured, with its line": "capture/test_explain.py::test_the_error_of_a_compilation_names_all_that_is_unsupported",
     "`print(executor.plan())` shows what a call runs": "test_runtime.py::test_a_notebook_shows_a_plan_as_a_picture",
