@@ -50,6 +50,7 @@ def test_pieces_compute_the_same_as_the_whole_graph(
     assert "without an optimisation" not in caplog.text
 
 
+@pytest.mark.larger("test_pieces_compute_the_same_as_the_whole_graph")
 def test_pieces_compute_the_same_as_the_whole_graph_for_all_sizes(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

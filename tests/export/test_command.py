@@ -117,6 +117,7 @@ def test_the_command_writes_a_page_and_prints_its_path(
     assert "<title>Net: its step</title>" in page.read_text()
 
 
+@pytest.mark.slow
 @of_script_or_function
 def test_the_written_step_runs(function: str, script: Path, tmp_path: Path) -> None:
     file = tmp_path / "step.py"
