@@ -21,9 +21,9 @@ HEAD = """\
 # Behaviours that tests show
 
 This page lists the behaviours of PopTorch that scripts depend on, according to its public documents
-and to published programs. After each sentence follow links to the tests that show the behaviour.
-These tests cite its number: `@pytest.mark.spec("data", 3)`. If this library intentionally differs
-from PopTorch for IPUs, [differences.md](differences.md) says so.
+and to published programs. The links after a sentence lead to the tests that show the behaviour. A
+test cites a behaviour by its section and number: `@pytest.mark.spec("data", 3)`. If this library
+intentionally differs from PopTorch for IPUs, [differences.md](differences.md) says so.
 
 `scripts/behaviours_page.py` creates this page from [behaviours.toml](behaviours.toml) and from the
 tests.
@@ -69,6 +69,8 @@ def page(table: Path = TABLE, folder: Path = ROOT / "tests") -> str:
     text = [HEAD]
     for chapter, content in chapters.items():
         text.append(f"\n## {content['title']} (`{chapter}`)\n\n")
+        if "symbols" in content:
+            text.append(f"{content['symbols']}\n\n")
         for number, sentence in enumerate(content["behaviours"], 1):
             cited = (chapter, number)
             known.add(cited)

@@ -42,8 +42,8 @@ COLUMNS = "| option | default | effect | what it does |\n|---|---|---|---|\n"
 KEYS = """
 ## Keys of the backend compiler
 
-`options._Popart.set(key, value)` sets a key. The table lists the keys that have an effect and no
-setter above, and those that a script may rely on (M).
+`options._Popart.set(key, value)` sets a key. The table lists the keys that have an effect but
+no setter above, and the keys that have no effect although a script may rely on them (M).
 
 """
 IGNORED = """

@@ -141,14 +141,14 @@ def _candidates(system: System, count: int, ipu_id: int | None) -> list[int]:
         raise Error(
             f"Failed to acquire device Id {ipu_id}",
             got=f"the ids of {system.name} are 0 to {len(devices) - 1}",
-            fix="list the device ids: gc-info --list-devices",
+            fix="pass one of these ids to options.useIpuId; to see them: gc-info --list-devices",
         )
     size = len(devices[ipu_id])
     if size < count:
         raise Error(
             f"Expected at least replication factor * used IPUs = {count} IPUs",
             got=f"device Id {ipu_id} has {size}",
-            fix="list the devices and their sizes: gc-info --list-devices",
+            fix="choose a larger device; to see their sizes: gc-info --list-devices",
         )
     if size > count:
         log.engine.warning(

@@ -158,7 +158,7 @@ def refuse_holders(constants: Sequence[tuple[str, Any]], title: str) -> None:
                         "register a parser that finds the tensors: "
                         f"poptorch.registerCustomArgParser({kind}, parser)"
                     ),
-                    "use tuples, lists, dicts or dataclasses, or pass the tensors themselves",
+                    "or use tuples, lists, dicts or dataclasses, or pass the tensors themselves",
                 ),
             )
 

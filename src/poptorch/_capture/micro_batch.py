@@ -442,7 +442,7 @@ def _register_hooks(request: Request, leaves: Mapping[str, torch.Tensor]) -> Non
                         "use a hook that changes the gradient of each micro-batch: "
                         "parameter.register_hook(function)"
                     ),
-                    "remove the hook: call remove() of the handle that the registration returned",
+                    "or remove the hook: call remove() on what registering the hook returned",
                 ),
             )
         if parameter.requires_grad and _has_hooks_where_it_accumulates(parameter):

@@ -30,7 +30,10 @@ from .eager_check_policy import EagerCheck
 from .lower import lower
 
 _T = TypeVar("_T")
-_WHOLE = "pass a multiple of the rows of one call, or leave the last batch out: drop_last=True"
+_WHOLE = (
+    "pass as many rows as a whole batch has, or a multiple, or leave the last batch out: "
+    "drop_last=True"
+)
 CheckOf = Callable[[_capture.Request], EagerCheck]
 
 
@@ -272,7 +275,10 @@ class _Joined:
                         f"{len(pairs)} of {len(self.runs)} parts of the batch return "
                         f"{pairs[0][1].key}"
                     ),
-                    fix=("let forward return the same results for any number of rows", _WHOLE),
+                    fix=(
+                        "let forward return the same results for any number of rows",
+                        f"or {_WHOLE}",
+                    ),
                 )
         return found
 

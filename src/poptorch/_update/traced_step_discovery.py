@@ -305,11 +305,11 @@ class _Discovery:
         if self.layouts.setdefault(path, layout) != layout:
             differing = [k for k in layout if layout[k] != self.layouts[path].get(k)]
             raise Error(
-                "The optimizer state has other types or entries after another step",
+                "The entries of the optimizer state, or their types, change between steps",
                 got=f"state of '{path}': {', '.join(map(str, differing)) or 'its entries'}",
                 fix=(
-                    "let the state consist of tensors and numbers, with the same entries "
-                    "after each step"
+                    "store only tensors and numbers in the state, and let it have the same "
+                    "entries after every step"
                 ),
             )
 

@@ -89,7 +89,7 @@ class _TrainingOptions(Container):
         field="reduction.automatic_loss_scaling",
     )
     def setAutomaticLossScaling(self, enabled: bool) -> Self:
-        """Adapt the loss-scale factor during training; it becomes optimizer state.
+        """Adapt the loss-scale factor during training; the factor becomes optimizer state.
 
         The factor follows the gradients of float16 weights. Without such weights, this option has
         no effect and you get a warning.

@@ -273,7 +273,7 @@ class Options(Container):
 
     @option(RULES, "auto_round_num_ipus", OF_FIELD, field="target.auto_round")
     def autoRoundNumIPUs(self, auto_round_num_ipus: bool = True) -> Self:
-        """Reserve the next power of two if the number of devices is not one."""
+        """Round the number of devices up to a power of two, and reserve that many."""
 
     @also_called(deprecated, anchor_mode="output_mode", anchor_return_period="output_return_period")
     @row(RESULTS, Value("anchored_tensors", {}, decides="anchors"))
@@ -600,15 +600,14 @@ class Options(Container):
 
     @option(RESULTS, "lane_memory", OF_FIELD, least=0, field="lane_memory")
     def laneMemory(self, lane_memory: int) -> Self:
-        """Limit the bytes of intermediate values of micro-batches that run side by side.
-
-        0, the default, means 1 GiB, or less if the free memory is below 4 GiB.
+        """Limit the bytes of intermediate values of micro-batches that run side by side. 0 means 1
+        GiB, or less if the free memory is below 4 GiB.
         """
 
     @option(RULES, "programs", OF_FIELD, least=0, field="runtime.programs")
     def programs(self, count: int) -> Self:
-        """Keep up to ``count`` compiled programs, one for each combination of input shapes and
-        types.
+        """Set the largest number of compiled programs, one for each combination of input shapes and
+        types. The default 0 allows inputs that differ only in sizes.
 
         By default, inputs unlike those of the first call are an error, with two exceptions. Batches
         with fewer rows keep the size of the micro-batches, and the last one may be smaller. If only

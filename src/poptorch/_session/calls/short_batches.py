@@ -161,7 +161,7 @@ def check_results(usual: Sequence[Emitted], share: Sequence[Emitted]) -> None:
         raise Error(
             "forward returns another number or shape of results for a shorter batch",
             got=f"{len(share)} tensors; {len(usual)} for a whole batch",
-            fix=("let forward return the same results for any number of rows", _WHOLE),
+            fix=("let forward return the same results for any number of rows", f"or {_WHOLE}"),
         )
     for (mode, shape, _), (_, own, _) in zip(usual, share, strict=True):
         if mode is OutputMode.Sum and shape and (own[0] % shape[0] or own[1:] != shape[1:]):
