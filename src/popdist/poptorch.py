@@ -10,6 +10,11 @@ from poptorch._base.errors import StateError
 
 __all__ = ["Options"]
 
+_SET_BY_POPRUN = (
+    "remove this call: poprun sets the number of processes and the index of this process; to start "
+    "n processes: poprun --num-instances n"
+)
+
 
 def _refuse(name: str, instead: str) -> NoReturn:
     raise StateError(f"Cannot call `{name}` with popdist.poptorch.Options", fix=instead)
@@ -20,15 +25,11 @@ class _Distributed(type(poptorch.Options().Distributed)):  # type: ignore[misc]
 
     def configureProcessId(self, process_id: int, num_processes: int) -> Self:
         """Raise a ``RuntimeError``, because the launcher sets this."""
-        _refuse(
-            "Distributed.configureProcessId", ("use poprun --num-instances, which sets this number")
-        )
+        _refuse("Distributed.configureProcessId", _SET_BY_POPRUN)
 
     def setEnvVarNames(self, var_num_processes: str, var_process_id: str) -> Self:
         """Raise a ``RuntimeError``, because the launcher sets this."""
-        _refuse(
-            "Distributed.setEnvVarNames", ("use poprun --num-instances, which sets this number")
-        )
+        _refuse("Distributed.setEnvVarNames", _SET_BY_POPRUN)
 
     def stageProcesses(self, processes: int) -> Self:
         """Raise a ``RuntimeError``, unless the number is the launcher's, by which ``popdist``

@@ -148,7 +148,10 @@ def _candidates(system: System, count: int, ipu_id: int | None) -> list[int]:
         raise Error(
             f"Expected at least replication factor * used IPUs = {count} IPUs",
             got=f"device Id {ipu_id} has {size}",
-            fix="choose a larger device; to see their sizes: gc-info --list-devices",
+            fix=(
+                f"pass the id of a device with at least {count} IPUs to options.useIpuId; to list "
+                "the devices with their sizes: gc-info --list-devices"
+            ),
         )
     if size > count:
         log.engine.warning(

@@ -66,9 +66,12 @@ def _merged(merge: Any, fixed: FixedSizeCollater, clusters: list[int]) -> Any:
 def check_two_graphs(loader: str, sizes: FixedSizeOptions) -> None:
     if sizes.num_graphs != 2:
         raise AssertionFailure(
-            f"{loader} needs fixed sizes with num_graphs=2",
+            f"{loader} needs FixedSizeOptions with num_graphs=2",
             got=f"num_graphs={sizes.num_graphs}",
-            fix=("set num_graphs=2: the batch consists of one loaded graph and one padding graph"),
+            fix=(
+                "pass FixedSizeOptions(..., num_graphs=2): the batch consists of one loaded graph "
+                "and one padding graph"
+            ),
         )
 
 

@@ -127,7 +127,7 @@ class FixedSizeDataLoader(Plain):
         sizes = fixed_size_options or FixedSizeOptions.from_dataset(dataset, batch_size)
         if sizes.num_graphs != batch_size:
             raise AssertionFailure(
-                "batch_size and num_graphs of the fixed sizes must match",
+                "batch_size and num_graphs of the FixedSizeOptions must match",
                 got=f"batch_size={batch_size}, num_graphs={sizes.num_graphs}",
                 fix="use the same number for both; it includes the padding graph",
             )

@@ -72,7 +72,13 @@ class _Part:
             raise Error(
                 "One operator writes to a tensor and to a part of it",
                 got="the part begins at a position that is known only when the program runs",
-                fix="write to one tensor after the other",
+                fix=(
+                    "use two operators: one that writes to the tensor, then one for its part",
+                    (
+                        "or let the operator return new tensors, and write them one after the "
+                        "other: tensor.copy_(a), then part.copy_(b)"
+                    ),
+                ),
             )
         if to_part:
             # A clone, because autograd keeps the source, and the part may be written again.

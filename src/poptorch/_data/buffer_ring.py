@@ -204,7 +204,10 @@ def common_rows(tensors: Tensors) -> int:
         raise AssertionFailure(
             "All tensors of a batch must have the same first dimension",
             got=f"shapes {_shapes(tensors)}",
-            fix="return tensors whose first dimension is the batch dimension",
+            fix=(
+                "let each element of the data set consist of tensors with the batch dimension "
+                "first, and with the same number of rows"
+            ),
         )
     return rows.pop()[0]
 

@@ -73,8 +73,8 @@ def sequential_exchange(graph: Graph, replicas: int, why: str) -> Error:
         got=f"{replicas} replicas run one after another; {why}",
         where=str(where) or None,
         fix=(
-            "remove the reason that is shown above; options.lanes must be at least the number of "
-            "replicas",
+            "change the code or the option that this message names as the reason",
+            "if you call options.lanes, pass at least the number of replicas",
             "or use options.replicationFactor(1)",
         ),
     )

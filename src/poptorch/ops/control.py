@@ -60,7 +60,8 @@ def for_loop(
         for _ in range(count):
             values = step(*values)
         return values
-    _only_inference(capture, "for_loop()")
+    instead = "use a Python loop in forward: for i in range(count): ..."
+    _only_inference(capture, "for_loop()", instead)
     graph, captured = capture.body(step, inputs)
     return effects.repeat(count, graph, inputs, captured)
 
@@ -106,7 +107,8 @@ def cond(
             expected = [other.shape for other in _as_list(else_body(*else_inps))]
             results = [each.reshape(shape) for each, shape in zip(results, expected, strict=True)]
         return results
-    _only_inference(capture, "cond()")
+    instead = "compute both results, and select one: torch.where(condition, a, b)"
+    _only_inference(capture, "cond()", instead)
     taken, taken_captured = capture.body(lambda *args: _as_list(then_body(*args)), then_inps)
     other, other_captured = capture.body(lambda *args: _as_list(else_body(*args)), else_inps)
     shapes = _common_shapes(taken, other)
@@ -142,9 +144,8 @@ def _check_list(value: Any, name: str) -> None:
             )
 
 
-def _only_inference(capture: Capture, function: str) -> None:
+def _only_inference(capture: Capture, function: str, fix: str) -> None:
     title = f"{function} is only supported in inference"
-    fix = "write the loop or branch with tensors, or unroll it in Python"
     operand_checks.that(
         not capture.training, title, f"a call of {function} in a training model", fix
     )

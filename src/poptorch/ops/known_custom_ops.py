@@ -184,7 +184,8 @@ def _gather(call: _KnownCall) -> torch.Tensor:
         operand_checks.refuse(
             f"Custom operator {call.name} cannot return its example outputs",
             f"{[list(e.shape) for e in call.examples]}, input {list(x.shape)}, {count} replicas",
-            f"let example_outputs be one tensor {list(shapes[0])} or {list(shapes[1])}",
+            f"pass one example output of shape {list(shapes[0])} or {list(shapes[1])}: "
+            f"example_outputs=[torch.zeros({list(shapes[0])})]",
         )
     return _exchange(call, "all_gather").reshape(remedy)
 

@@ -118,7 +118,10 @@ def _check(cls: str, types: Mapping[str, str], given: Mapping[str, Any]) -> None
                 got=f"{cls}(..., {name}={value!r})",
                 fix=(
                     f"pass {'True or False' if is_flag else 'a number, such as 0.1'}",
-                    "or pass by keyword what torch.optim does not have: loss_scaling=2.0",
+                    (
+                        "or, if this value belongs to another argument, pass it by keyword, for "
+                        "example loss_scaling=2.0"
+                    ),
                 ),
             )
         if is_number:

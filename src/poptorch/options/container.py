@@ -162,7 +162,8 @@ class Container:
         close = same or difflib.get_close_matches(name, names, n=3)
         if close:
             return f"did you mean {' or '.join(close)}?"
-        return f"{type(self).__name__} stores {', '.join(sorted(self._values)) or 'no values'}"
+        shown = sorted(self._values) or names
+        return f"use one of the names in {type(self).__name__}: {', '.join(shown)}"
 
     def _candidates(self) -> list[str]:
         return [name for name in dir(self) if not name.startswith("_")]

@@ -297,7 +297,10 @@ def choose_device(options: Options) -> DeviceChoice:
         raise Error(
             "An offline target cannot be combined with useIpuId",
             got=f"useIpuId({options.ipu_id})",
-            fix="remove the call of useIpuId, or the offline target",
+            fix=(
+                "remove the call of useIpuId",
+                "or remove useOfflineIpuTarget or ConnectionType.Never",
+            ),
         )
     generation = options.ipu_version if options.exists("ipu_version") else None
     if generation is not None and generation not in MODEL_VERSIONS.values():

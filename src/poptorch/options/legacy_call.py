@@ -54,7 +54,7 @@ def _check_options(options: Any) -> None:
         raise Error(
             "Invalid type: 'options' must be a poptorch.Options",
             got=f"an optimizer ({type(options).__name__}) in place of the options",
-            fix="name it: poptorch.trainingModel(model, optimizer=optimizer)",
+            fix="pass the optimizer by keyword: poptorch.trainingModel(model, optimizer=optimizer)",
         )
     if options is not None and not isinstance(options, Options) and options:
         raise Error(
@@ -135,7 +135,10 @@ def _read_first_release(
         raise Error(
             "Legacy keywords and an Options object cannot be combined",
             got=", ".join(sorted(keywords)),
-            fix="set them on the Options object: deviceIterations, replicationFactor, ...",
+            fix=(
+                "remove these keywords, and call the setters of the Options object, for example "
+                "options.deviceIterations(4) instead of device_iterations=4"
+            ),
         )
     positional = [] if first is None else [first]
     if isinstance(optimizer, Optimizer):

@@ -117,8 +117,14 @@ def _check_range(hypers: Mapping[str, Any]) -> None:
                     "Invalid file: a hyper-parameter is out of range",
                     got=f"{name} is {value!r:.40}; float32 can represent 0 to {LARGEST:.3g}",
                     fix=(
-                        "if you need this value, save the model with another one and set it "
-                        "after loading"
+                        (
+                            "in the script that saved the file, set this hyper-parameter to a "
+                            "number from 0 to 3e38, and save the model again"
+                        ),
+                        (
+                            "or, if you need another number, set it in the optimizer after you "
+                            "load the file"
+                        ),
                     ),
                 )
 
