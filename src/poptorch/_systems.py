@@ -62,7 +62,10 @@ class System:
             raise Error(
                 "The model needs more IPUs than the system has",
                 got=f"{replicas} replicas of {chips} IPUs on {self.text}",
-                fix=f'use system="{self.kind.name}:{enough}", or fewer replicas',
+                fix=(
+                    f'choose a larger system: system="{self.kind.name}:{enough}"',
+                    "or use fewer replicas: options.replicationFactor(n)",
+                ),
             )
 
     def of_size(self, count: int) -> list[int]:

@@ -108,7 +108,11 @@ class StreamPackingSampler(torch.utils.data.Sampler[list[int]]):
             f"has space for {self.max_num_nodes} and {self.max_num_edges}, and other graphs need "
             f"{self.max_num_graphs - 1} of each",
             fix=(
-                "allow more nodes and edges, or fewer graphs",
+                (
+                    "allow more nodes and edges, or fewer graphs: num_nodes, num_edges and "
+                    "num_graphs of FixedSizeOptions, or max_num_nodes, max_num_edges and "
+                    "max_num_graphs of StreamPackingSampler"
+                ),
                 "or leave such samples out: allow_skip_data=True, or OverSizeStrategy.Skip",
             ),
         )

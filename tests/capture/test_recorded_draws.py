@@ -378,7 +378,7 @@ def test_draws_that_a_state_cannot_give_are_refused_with_their_line(
     forward: Callable[..., Any],
 ) -> None:
     with pytest.raises(
-        poptorch.Error, match=r"(?s)the state that forward has set.*test_recorded_draws.py:"
+        poptorch.Error, match=r"(?s)forward has set the state.*test_recorded_draws.py:"
     ):
         infer(forward, X)
 

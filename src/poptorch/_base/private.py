@@ -53,8 +53,9 @@ def __getattr__(name: str) -> Any:
             f"torch {torch.__version__} has no {path.replace(':', '.')}",
             got=f"{error}; without it {lost}",
             fix=(
-                "install a version of torch that this version of poptorch supports: its "
-                "metadata names the versions"
+                "install a version of torch that this version of poptorch supports; to see the "
+                'supported versions: python -c "from importlib.metadata import requires; '
+                "print(requires('poptorch'))\""
             ),
         ) from error
 

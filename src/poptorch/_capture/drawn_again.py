@@ -19,7 +19,8 @@ def reuse(graph: fx.Graph) -> None:
             continue
         if not draws_unseen(node.target, node.args) and not _same_operands(earlier, node, alike):
             raise Error(
-                "Random numbers cannot be drawn from the state that forward has set",
+                "Random numbers cannot be drawn here, because forward has set the state of the "
+                "random generator",
                 got=f"{draw.operator}, which drew with other arguments before",
                 where=draw.line,
                 fix="draw once, keep the result in a variable, and use the variable again",

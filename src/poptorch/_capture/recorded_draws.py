@@ -37,14 +37,15 @@ from .replaced_tensors import changed
 from .trace import untraced, without_data
 
 _ORIGINS = 0xFC62272E07BB0142  # our first seed, which no user would choose
+_UNSEEDED = "draw without setting a seed: torch.rand returns new numbers each time the program runs"
 _FIX = (
-    (
-        "draw before forward sets the state, keep the result in a variable, and use the variable "
-        "again"
-    ),
-    "draw without setting a seed: torch.rand returns new numbers each time the program runs",
+    "draw before forward sets the state, keep the numbers in a variable, and use the variable here",
+    f"or {_UNSEEDED}",
 )
-_LOOP_FIX = ("draw before the loop or branch, and pass the numbers to it as an input", *_FIX[1:])
+_LOOP_FIX = (
+    "draw before the loop or branch, and pass the numbers to it as an input",
+    f"or {_UNSEEDED}",
+)
 
 
 class Unsettled(Exception):  # noqa: N818 (the caller captures again)
@@ -248,7 +249,7 @@ class Draws:
                 "forward sets the random state differently each time it runs",
                 got=f"{_name(func)} would draw the same numbers in every run of the program",
                 where=source.calling_line(),
-                fix=_FIX[1],
+                fix=_UNSEEDED,
             )
         self._own.add(state)
         if stream is not self._mine:
@@ -265,7 +266,8 @@ class Draws:
 
 def _refused(what: str, fix: tuple[str, ...] = _FIX) -> Error:
     return Error(
-        "Random numbers cannot be drawn from the state that forward has set",
+        "Random numbers cannot be drawn here, because forward has set the state of the random "
+        "generator",
         got=what,
         where=source.calling_line(),
         fix=fix,

@@ -217,11 +217,14 @@ class Checkpoints:
         else:
             return
         raise Error(
-            "With fewer processes, this job would train with different batches",
+            "With fewer processes than before, this job would train with different batches",
             got=f"{wrong}; each process now does the work of {each} processes",
             fix=(
-                "load a map-style data set with poptorch.DataLoader, and use drop_last=True "
-                "unless all batches are complete"
+                (
+                    "load a map-style data set with poptorch.DataLoader, and use drop_last=True "
+                    "unless all batches are complete"
+                ),
+                "or start as many processes as the job that saved the checkpoint had",
             ),
         )
 

@@ -83,8 +83,8 @@ def check_written(digests: Mapping[str, str]) -> None:
         "digests of the weights that were written to their devices",
         "The processes of this job have written different weights to their devices",
         (
-            "load the same weights in every process: they are sent to the other processes only "
-            "before the first call"
+            "load the same weights in every process: after the first call of the wrapped model, "
+            "the weights of process 0 are not sent to the other processes"
         ),
     )
 

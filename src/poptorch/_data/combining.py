@@ -94,7 +94,10 @@ def _concatenated(batches: Sequence[torch.Tensor], equally: bool, name: str) -> 
             got=f"{name}: {', '.join(map(str, shapes))}",
             fix=(
                 "pad the micro-batches to one length, for example with poptorch.PadToSizes",
-                "or use a gradient accumulation of 1, with options.programs(n)",
+                (
+                    "or use a gradient accumulation of 1, and options.programs(n), where n is the "
+                    "number of different shapes"
+                ),
             ),
         )
     return torch.cat(list(batches))

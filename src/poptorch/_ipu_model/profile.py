@@ -111,7 +111,8 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
         content = json.loads(archive.read_text(file))
     except (archive.InvalidFile, OSError, ValueError, RecursionError) as error:
         below = sorted(Path(path).glob(f"*/{NAME}"))
-        fix = f"use one of {', '.join(str(each.parent) for each in below)}" if below else _FIX
+        folders = ", ".join(str(each.parent) for each in below)
+        fix = f"pass a folder that contains a profile: {folders}" if below else _FIX
         raise Error("This path contains no profile", got=f"{file}: {error}", fix=fix) from None
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         form = content.get("format") if isinstance(content, dict) else None

@@ -74,7 +74,7 @@ class OnnxRuntime:
                 got=f"a program that {what}",
                 fix=(
                     "use options.backend('optimise') for this model",
-                    "call model.eval() before inference",
+                    "or, if you do not train the model, call model.eval() before you call it",
                 ),
             )
         return plan

@@ -54,7 +54,13 @@ def _check_results(plan: Plan, staged: Staged) -> None:
         raise Error(
             "The staged backend cannot return tensors that the update computes",
             got=f"anchored: {', '.join(missing)}",
-            fix="read the weights after the call, or use options.backend('reference')",
+            fix=(
+                (
+                    "remove options.anchorTensor for these tensors, and read the weights after "
+                    "the call"
+                ),
+                "or use options.backend('reference')",
+            ),
         )
 
 

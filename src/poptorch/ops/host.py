@@ -128,7 +128,9 @@ class CPU:
                     f"The results of host call '{self._id}' changed",
                     got=f"{got}, captured as {kinds}",
                     fix=(
-                        "return the same shapes and dtypes each time, also if the inputs are zeros"
+                        "let the function that was passed to poptorch.CPU return the same shapes "
+                        "and dtypes each time, also if its inputs are zeros, as when the model is "
+                        "compiled"
                     ),
                 )
             return self.outputs

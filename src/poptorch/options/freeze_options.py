@@ -219,15 +219,15 @@ def check(options: Options) -> None:
         )
     if options.Distributed.numProcesses % options.Distributed.stage_processes:
         raise Error(
-            "The number of processes must be a multiple of the number that share stages",
+            "The number of processes must be a multiple of options.Distributed.stageProcesses",
             got=f"Distributed.stageProcesses({options.Distributed.stage_processes}) in a job of "
             f"{options.Distributed.numProcesses} processes",
             fix=(
                 (
-                    "start a multiple of the number that share stages: poprun --num-instances, "
-                    "torchrun --nproc-per-node"
+                    f"start a multiple of {options.Distributed.stage_processes} processes with "
+                    "poprun --num-instances, or torchrun --nproc-per-node"
                 ),
-                _EACH_RUNS_ALL,
+                f"or {_EACH_RUNS_ALL}",
             ),
         )
     popart = options._Popart.options

@@ -33,7 +33,10 @@ _RENEW = (
 )
 _DENSE = "pass a dense tensor with values: tensor.to_dense(), tensor.dequantize(), torch.stack(...)"
 _OWN = "pass a tensor with its own memory: call tensor.clone() before its storage is resized"
-_PLAIN = "pass a plain tensor of this process: torch.tensor(...), tensor.as_subclass(torch.Tensor)"
+_PLAIN = (
+    "pass a plain tensor that has its values in the memory of this process: torch.tensor(...), or "
+    "tensor.as_subclass(torch.Tensor)"
+)
 _COMPLAINT = re.compile("out of (range|bounds)")
 _REMEMBERED = 1024  # combinations of sizes
 _facts_of = operator.attrgetter("dtype", "shape", "is_cpu", "requires_grad")
