@@ -100,7 +100,7 @@ def test_options_that_inference_has_refused_are_not_frozen(accumulating: Options
     (lambda o: o.Distributed.configureProcessId(2, 2), "process id"),
     (lambda o: o.Distributed.configureProcessId(0, 0), "at least 1"),
     (lambda o: o.Distributed.configureProcessId(0, 3).stageProcesses(2),
-     "must divide the number of processes"),
+     "must be a multiple of options.Distributed.stageProcesses"),
     (lambda o: o.backend("reference").Distributed.configureProcessId(0, 2).stageProcesses(2),
      "Only the staged backend"),
     (lambda o: o.useIpuModel(True).useOfflineIpuTarget(), "not supported for the IPU model"),
