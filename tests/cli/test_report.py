@@ -94,7 +94,9 @@ def test_a_folder_of_several_reports_is_refused_and_they_are_named(
     status = main(["report", str(profiles.folder)])
 
     assert status == 2
-    assert f"one of {profiles.folder / 'new'}" in capsys.readouterr().err
+    remedy = capsys.readouterr().err.partition("Fix:")[2]
+    assert str(profiles.folder / "new") in remedy
+    assert str(profiles.folder / "old") in remedy
 
 
 def test_a_report_without_a_path_is_refused() -> None:
