@@ -263,7 +263,11 @@ def settle(
             _give_values(values, symbols, sizes)
         if conditions.hold(sizes) and _is_distinct(module.graph):
             return conditions
-    raise NotSymbolic(f"no example sizes were found that satisfy only the conditions {recorded}")
+    *others, last = recorded.expressions or ("none",)
+    count = f", and {len(others)} others" if others else ""
+    raise NotSymbolic(
+        f"no example sizes were found for its conditions on sizes, such as {last}{count}"
+    )
 
 
 def _drop_whole_slices(graph: fx.Graph) -> None:
