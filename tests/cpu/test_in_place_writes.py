@@ -50,6 +50,19 @@ def test_a_weight_is_updated_before_the_gradient_of_the_next() -> None:
     assert heavy == [aten.mm.default, aten.copy_.default] * 2
 
 
+def test_what_needs_only_inputs_is_computed_where_it_is_first_used() -> None:
+    """A decayed weight could be computed at once, but would take memory until its update."""
+
+    def step(w: torch.Tensor, v: torch.Tensor, x: torch.Tensor) -> tuple[Tensors, Tensors]:
+        gradients = x @ w, x @ v
+        return [], [w * 0.9 - gradients[0], v * 0.9 - gradients[1]]
+
+    targets = placed(step, matrices(3))
+
+    chosen = (aten.mm.default, aten.mul.Tensor, aten.copy_.default)
+    assert [target for target in targets if target in chosen] == [*chosen] * 2
+
+
 @pytest.mark.parametrize(
     "step",
     [

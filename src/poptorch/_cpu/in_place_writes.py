@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -47,17 +47,31 @@ def _keep_old_values(graph: fx.Graph) -> None:
 def hoist(graph: fx.Graph) -> None:
     """Move nodes that follow the last product, and only lead to writes, to their earliest
     positions.
+
+    Values that need only inputs, such as decayed weights, are computed where they are first used:
+    until then they would take memory.
     """
     nodes = list(graph.nodes)
-    inputs = sum(node.op == "placeholder" for node in nodes)
-    place = {node: (index, 0) for index, node in enumerate(nodes)}
-    moving = _only_for_writes(nodes)
+    leading = _only_for_writes(nodes)
     last = max((i for i, node in enumerate(nodes) if _is_heavy(node)), default=len(nodes))
-    for count, node in enumerate(nodes[last + 1 :]):
-        if node in moving:
-            before = {*node.all_input_nodes, *_readers(node)} - {node}
-            place[node] = (max(inputs, *(place[n][0] for n in before)), count + 1)
-    ordered = sorted(nodes, key=place.__getitem__)
+    moving = [node for node in nodes[last + 1 :] if node in leading]
+    before = {node: {*node.all_input_nodes, *_readers(node)} - {node} for node in moving}
+    start = sum(node.op == "placeholder" for node in nodes)
+    order = {node: index for index, node in enumerate(nodes)}
+
+    def places(earliest: Mapping[fx.Node, int]) -> dict[fx.Node, int]:
+        found = dict(order)
+        for node in moving:
+            found[node] = max(earliest.get(node, start), *(found[each] for each in before[node]))
+        return found
+
+    place, first_use = places({}), dict[fx.Node, int]()
+    for node in reversed(moving):
+        if place[node] == start and node.users:
+            first_use[node] = min(first_use.get(user, place[user]) for user in node.users)
+    place = places(first_use)
+    # at one place, the node that was there comes first
+    ordered = sorted(nodes, key=lambda node: (place[node], place[node] < order[node], order[node]))
     for earlier, later in itertools.pairwise(ordered):
         if later.prev is not earlier:
             earlier.append(later)

@@ -104,8 +104,9 @@ def with_decay(gradient: Tensor, weight: Tensor, decay: Scalar) -> Tensor:
 
 def _blend(old: Tensor, new: Tensor, share: Scalar) -> Tensor:
     if isinstance(share, Tensor):
-        # With a share of 1, the sum could cancel: a small new value after a large one would be 0.
-        return torch.where(share == 1, new, torch.addcmul(old, new - old, share))
+        # old + (new - old) * share would cancel: with a share of 1, a small new value after a large
+        # one would be 0.
+        return torch.addcmul(old * (1 - share), new, share)
     return torch.lerp(old, new, share)
 
 
