@@ -594,7 +594,7 @@ class Options(Container):
                 divides the accumulation steps (in inference, the iterations) times the replicas. By
                 default, the library runs micro-batches with 64 rows together, and more if their
                 intermediate values fit the caches, within ``laneMemory``. In training it chooses
-                fewer if their memory exceeds 64 MiB and the last doubling would gain less than
+                fewer if their memory exceeds 96 MiB and the last doubling would gain less than
                 10 %.
         """
 
