@@ -59,6 +59,8 @@ os.environ["TORCHINDUCTOR_CACHE_DIR"] = os.path.join(_RUN, "code")
 os.environ["POPTORCH_KEY_FILE"] = os.path.join(_RUN, "key", "key")
 os.environ["POPTORCH_POD_DIR"] = os.path.join(_RUN, f"pod{_WORKER}")  # each has its own devices
 signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started us may ignore it
+# What is imported until the tests are collected stays: looking for garbage in it takes two seconds.
+gc.disable()
 
 import pytest  # noqa: E402
 
@@ -117,6 +119,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Exclude imported objects from garbage collection between tests, because they stay."""
+    gc.enable()
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 50)  # tracing makes many objects: a tenth of the time went here
