@@ -71,8 +71,9 @@ from helpers import compiled, selection  # noqa: E402
 
 compiled.watch()  # before anything is compiled, by a fixture of a file for one
 torch.set_num_threads(1)  # tests are small and run at the same time
-# Hundreds of records without a text, which would hide what else a test that fails has logged.
-logging.getLogger("torch.__trace").propagate = False
+# Hundreds of records without a text, which would hide what else a test that fails has logged. A
+# filter, because pytest also listens to loggers that do not pass their records on.
+logging.getLogger("torch.__trace").addFilter(lambda record: False)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

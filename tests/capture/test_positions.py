@@ -118,6 +118,12 @@ FUNCTIONS = {
 }
 
 
+def same(result: torch.Tensor, expected: torch.Tensor, call: str) -> None:
+    torch.testing.assert_close(
+        result, expected, msg=lambda differences: f"{call} of the tensor\n{differences}"
+    )
+
+
 @pytest.mark.parametrize("function", FUNCTIONS.values(), ids=FUNCTIONS)
 def test_each_call_uses_its_own_position(
     function: Callable[[Queue, torch.Tensor], torch.Tensor],
@@ -125,9 +131,9 @@ def test_each_call_uses_its_own_position(
     model = Queue(function).eval()
     eager_model = copy.deepcopy(model)
     wrapped = poptorch.inferenceModel(model, options())
-    for _ in range(ROWS + 1):
+    for call in range(ROWS + 1):
         x = torch.randn(3, 5, 4)
-        torch.testing.assert_close(wrapped(x), eager_model(x).detach())
+        same(wrapped(x), eager_model(x).detach(), f"call {call} at position {largest(x)}")
 
 
 def test_gradients_go_to_the_position_of_each_micro_batch() -> None:
@@ -167,10 +173,9 @@ def test_a_write_to_a_part_is_one_to_the_tensor(write: Write) -> None:
     model = Queue(written).eval()
     eager_model = copy.deepcopy(model)
     wrapped = poptorch.inferenceModel(model, options())
-    for _ in range(4):
+    for call in range(4):
         x = torch.randn(3, 5, 4)
-        with torch.no_grad():
-            torch.testing.assert_close(wrapped(x), eager_model(x))
+        same(wrapped(x), eager_model(x).detach(), f"call {call} at position {largest(x)}")
 
 
 @pytest.mark.slow

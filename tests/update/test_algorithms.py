@@ -96,10 +96,13 @@ def plain_update(function: Callable[..., Any], settings: dict[str, float]) -> Ca
     return update
 
 
-def close(got: torch.Tensor, expected_value: torch.Tensor, factor: int = 1.0) -> None:
+def close(what: str, got: torch.Tensor, expected_value: torch.Tensor, factor: float = 1.0) -> None:
     scale = float(expected_value.abs().max())
     torch.testing.assert_close(
-        got.double(), expected_value, **near(16, STEPS, size=factor * scale / 10)
+        got.double(),
+        expected_value,
+        **near(16, STEPS, size=factor * scale / 10),
+        msg=lambda differences: f"{what}, after {STEPS} updates\n{differences}",
     )
 
 
@@ -133,16 +136,18 @@ def test_each_optimizer_equals_its_plain_form_in_float64(
         wrapped(*batch)
         gradients = {path: wrapped.getAnchoredTensor(path).double() / scale for path in paths}
         weights = update(weights, gradients, state, step)
-    combined = "use_combined_accum" in settings
-    for path, parameter in model.named_parameters():
-        close(parameter.detach(), weights[path], factor=5 if combined else 1)
     found = optimizer.state_dict()["ipu_state"]
     if constant:  # what is variable may need more
         assert {key.split("___")[0] for key in found} == {*state_names.split()}
+    combined = "use_combined_accum" in settings
     for prefix, key in () if combined else STATE[name].items():
         for path in paths:
             if key in state.get(path, ()):
-                close(found[f"{prefix}___{path}"], state[path][key], factor=10)
+                what = f"{prefix} of {path}, before the weight is computed from it"
+                close(what, found[f"{prefix}___{path}"], state[path][key], factor=10)
+    for path, parameter in model.named_parameters():
+        what = f"weight {path}, computed from state that is right"
+        close(what, parameter.detach(), weights[path], factor=5 if combined else 1)
 
 
 def stepped(
