@@ -126,8 +126,14 @@ def test_the_numbers_are_those_of_the_operators(name: str, change: Any, variable
     assert is_taken(module)
     assert len([n for n in module.graph.nodes if n.op == "call_function"]) <= 4  # with a decay
     close = {"rtol": 0, "atol": 0} if name == "sgd" else near(16, size=0.05)
-    for one, other in zip(got, expected, strict=True):
-        torch.testing.assert_close(one, other, **close)
+    tensors = ["weight", "gradient", *(["velocity"] if name == "sgd" else ["first", "second"])]
+    numbers = [f"number {at}" for at in range(len(got) - len(tensors))]
+    torch.testing.assert_close(
+        dict(zip(tensors + numbers, got, strict=True)),
+        dict(zip(tensors + numbers, expected, strict=True)),
+        msg=lambda differences: f"the kernel of {name} and its formula\n{differences}",
+        **close,
+    )
 
 
 @pytest.mark.parametrize(

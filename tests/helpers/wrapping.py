@@ -249,10 +249,16 @@ class EagerPair:
 
     def step(self, *inputs: torch.Tensor, count: int = 1) -> None:
         """Make steps of both; compare their losses."""
-        for _ in range(count):
+        for number in range(1, count + 1):
             result = self.wrapped(*inputs)
-            got = result if isinstance(result, torch.Tensor) else result[-1]
-            torch.testing.assert_close(got, self.eager_step(*inputs), **self.close)
+            loss = result if isinstance(result, torch.Tensor) else result[-1]
+            self._compare_losses(loss, self.eager_step(*inputs), f"step {number} of {count}")
+
+    def _compare_losses(self, got: torch.Tensor, expected: torch.Tensor, step: str) -> None:
+        def message(differences: str) -> str:
+            return f"the loss of the program and that of eager PyTorch in {step}\n{differences}"
+
+        torch.testing.assert_close(got, expected, msg=message, **self.close)
 
     def train(self, mode: bool) -> None:
         for model in (self.model, self.eager):

@@ -71,6 +71,11 @@ def by_shape(p: torch.Tensor, group: dict[str, Any], state: dict[str, Any]) -> N
         p.sub_(p.grad.sign(), alpha=group["lr"])
 
 
+def tensors_of_a_given_type(p: torch.Tensor, group: dict[str, Any], state: dict[str, Any]) -> None:
+    two = torch.tensor(2.7, dtype=torch.int64)
+    p.sub_(p.grad * two * group["lr"])
+
+
 @pytest.mark.parametrize(
     "function",
     [
@@ -82,6 +87,7 @@ def by_shape(p: torch.Tensor, group: dict[str, Any], state: dict[str, Any]) -> N
         norms_that_are_kept,
         by_shape,
         with_numbers_that_have_to_be_those_of_python,
+        tensors_of_a_given_type,
     ],
 )
 def test_code_of_a_step_has_the_same_meaning_as_in_eager_torch(function: Any) -> None:
