@@ -1,5 +1,6 @@
 """Loss scaling, accumulators, and stochastic rounding of what is stored."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -273,20 +274,57 @@ def test_exact_values_and_float_results_stay() -> None:
     assert trained(rounding(), lr=2.0**-11)[0].unique().tolist() == [1 - 4 * 2.0**-11]
 
 
+BETWEEN = 1 + 2.0**-12  # a quarter of the way from 1 to the next number in half
+ROUNDED: dict[str, tuple[Callable[..., torch.Tensor], tuple[torch.Tensor, ...]]] = {
+    "a conversion": (torch.Tensor.half, (torch.full((COUNT,), BETWEEN),)),
+    "a copy": (lambda x: torch.zeros(COUNT).half().copy_(x), (torch.full((COUNT,), BETWEEN),)),
+    "a product": (
+        torch.matmul,
+        (torch.tensor([[1.0, 2.0**-12]]).half(), torch.ones(2, COUNT).half()),
+    ),
+}
+
+
 @pytest.mark.spec("precision", 12)
-def test_stochastic_rounding_acts_in_inference_until_it_is_switched_off() -> None:
-    between = 1 + 2.0**-12
-    x = torch.full((COUNT,), between)
-    products = torch.tensor([[1.0, 2.0**-12]]).half(), torch.ones(2, COUNT).half()
-    calls = (torch.Tensor.half, (x,)), (lambda x: torch.zeros(COUNT).half().copy_(x), (x,))
-    for function, inputs in (*calls, (torch.matmul, products)):
-        wrapped = poptorch.inferenceModel(Calling(function), rounding())
-        rounded, next_call = wrapped(*inputs).double(), wrapped(*inputs)
-        assert not torch.equal(rounded, next_call.double())
-        assert torch.equal(rounded, infer(function, *inputs, opts=rounding()).double())
-        assert sorted(rounded.unique().tolist()) == [1.0, 1 + 2.0**-10]
-        assert abs(float(rounded.mean()) - between) < 5 * 2.0**-10 * (0.25 * 0.75 / COUNT) ** 0.5
-        assert infer(function, *inputs, opts=rounding(enabled=False)).unique().tolist() == [1.0]
+@pytest.mark.parametrize(("function", "inputs"), ROUNDED.values(), ids=ROUNDED)
+def test_results_in_half_are_rounded_at_random_to_both_neighbours(
+    function: Callable[..., torch.Tensor], inputs: tuple[torch.Tensor, ...]
+) -> None:
+    rounded = infer(function, *inputs, opts=rounding()).double()
+
+    assert sorted(rounded.unique().tolist()) == [1.0, 1 + 2.0**-10]
+    distance = abs(float(rounded.mean()) - BETWEEN)
+    assert distance < 5 * 2.0**-10 * (0.25 * 0.75 / COUNT) ** 0.5
+
+
+@pytest.mark.parametrize(("function", "inputs"), ROUNDED.values(), ids=ROUNDED)
+def test_each_call_rounds_with_new_random_numbers(
+    function: Callable[..., torch.Tensor], inputs: tuple[torch.Tensor, ...]
+) -> None:
+    wrapped = poptorch.inferenceModel(Calling(function), rounding())
+
+    first, second = wrapped(*inputs), wrapped(*inputs)
+
+    assert not torch.equal(first, second)
+
+
+@pytest.mark.parametrize(("function", "inputs"), ROUNDED.values(), ids=ROUNDED)
+def test_a_seed_rounds_in_the_same_way_again(
+    function: Callable[..., torch.Tensor], inputs: tuple[torch.Tensor, ...]
+) -> None:
+    first, again = (infer(function, *inputs, opts=rounding()) for _ in range(2))
+
+    assert torch.equal(first, again)
+
+
+@pytest.mark.spec("precision", 12)
+@pytest.mark.parametrize(("function", "inputs"), ROUNDED.values(), ids=ROUNDED)
+def test_without_stochastic_rounding_results_in_half_are_the_nearest_numbers(
+    function: Callable[..., torch.Tensor], inputs: tuple[torch.Tensor, ...]
+) -> None:
+    nearest = infer(function, *inputs, opts=rounding(enabled=False))
+
+    assert nearest.unique().tolist() == [1.0]
 
 
 def test_batch_norms_in_half_train() -> None:
