@@ -1,6 +1,7 @@
 """Branches of a step about one weight that decide what happens to others."""
 
 import copy
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -69,6 +70,7 @@ def those_that_are_flat(weights: Sequence[nn.Parameter]) -> None:
     "update", [unless_the_first_is_steep, if_all_are_flat, until_one_is_steep, those_that_are_flat]
 )
 def test_weights_are_those_of_eager_torch(update: Update) -> None:
+    print(inspect.getsource(update))  # for whoever reads a failure
     torch.manual_seed(0)
     model = Net()
     eager_model = copy.deepcopy(model)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import inspect
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -91,6 +92,7 @@ def tensors_of_a_given_type(p: torch.Tensor, group: dict[str, Any], state: dict[
     ],
 )
 def test_code_of_a_step_has_the_same_meaning_as_in_eager_torch(function: Any) -> None:
+    print(inspect.getsource(function))  # for whoever reads a failure
     pair = Pair(step_by_function(function))
     pair.steps(7)
     pair.assert_alike()
