@@ -57,6 +57,11 @@ def clear_a_part(model: Queue, x: torch.Tensor) -> torch.Tensor:
     return y
 
 
+def a_slice_after_the_position(model: Queue, x: torch.Tensor) -> torch.Tensor:
+    at = largest(x)
+    return model.linear(x)[:, at + 1 : at + 3]
+
+
 Write = Callable[[torch.Tensor, torch.Tensor], object]
 WRITES: dict[str, Write] = {
     "a part is scaled": lambda y, i: y[i].mul_(2),
@@ -107,6 +112,7 @@ FUNCTIONS = {
     "a slice of a part": lambda m, x: m.linear(x)[largest(x), 1:3],
     "along another dimension": lambda m, x: m.linear(x)[:, largest(x)],
     "along the last dimension": lambda m, x: m.linear(x)[..., largest(x)],
+    "a slice after the position": a_slice_after_the_position,
     "from the end": lambda m, x: m.linear(x)[-largest(x) - 1],
     "two positions": lambda m, x: m.linear(x)[largest(x), largest(x)],
     "a new dimension": lambda m, x: m.linear(x)[largest(x), None],
