@@ -138,12 +138,20 @@ def test_torch_is_asked_once_about_an_operator_that_writes_its_first_argument(
     assert answers == 1, f"{answers} answers of torch about lerp_ are stored; 0: none is reused"
 
 
-def test_without_torchs_names_torch_records_everything(monkeypatch: pytest.MonkeyPatch) -> None:
-    ours = described(layers)
-    usual = recorded_again.private.optional
-    gone = lambda name: None if name == "FakeTensor" else usual(name)  # noqa: E731
-    monkeypatch.setattr(recorded_again.private, "optional", gone)
+@pytest.mark.parametrize("function", [layers, several_shapes])
+@pytest.mark.parametrize(
+    "name", ["FakeTensor", "in_kernel_invocation_manager", "extract_tensor_metadata"]
+)
+def test_without_a_name_of_torch_graphs_are_those_that_torch_records(
+    name: str, function: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, usual = described(function), recorded_again.private.optional
 
-    theirs = described(layers)
+    def optional(wanted: str) -> Any:
+        return None if wanted == name else usual(wanted)
+
+    monkeypatch.setattr(recorded_again.private, "optional", optional)
+
+    theirs = described(function)
 
     assert ours == theirs
