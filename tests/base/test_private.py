@@ -279,7 +279,7 @@ torch._C: _dynamo.guards._torchinductor_pyobject_tensor_data_ptr _functorch.get_
 torch._C: _functorch.is_batchedtensor
 torch._C: _functorch._is_vmap_fallback_enabled _functorch._set_vmap_fallback_enabled
 torch._C: _AutoDispatchBelowAutograd _is_torch_function_enabled _set_grad_enabled
-torch._C: _swap_tensor_impl
+torch._C: _dynamo.guards.TensorGuards _swap_tensor_impl
 torch._C: _DisableTorchDispatch DisableTorchFunction ScriptMethod TensorBase._make_subclass
 torch._decomp.decompositions: gru_impl_data lstm_data_impl native_batch_norm_decomposition
 torch._decomp.decompositions: rnn_relu_data rnn_tanh_data

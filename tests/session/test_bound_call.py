@@ -8,6 +8,7 @@ import torch
 
 import poptorch
 from helpers.wrapping import options, training
+from poptorch._base import private
 from poptorch._session.session import Session
 
 X, Y = torch.ones(4, 3), torch.zeros(4, 2)
@@ -153,6 +154,93 @@ def test_inputs_that_must_be_converted_are_bound_in_each_call(
 
     assert len(bound) == 2
     assert torch.equal(executor(X), expected)
+
+
+class Subclass(torch.Tensor):
+    pass
+
+
+def without_memory() -> torch.Tensor:
+    tensor = X.clone()
+    tensor.untyped_storage().resize_(0)
+    return tensor
+
+
+UNREADY = {
+    "another type": X.double(),
+    "an integer type": X.int(),
+    "another layout": X.t().contiguous().t(),
+    "a gradient": X.clone().requires_grad_(),
+    "more rows": torch.ones(5, 3),
+    "more dimensions": X[None],
+    "a parameter": torch.nn.Parameter(X.clone(), requires_grad=False),
+    "a subclass": X.as_subclass(Subclass),
+    "another device": X.to("meta"),
+    "a sparse tensor": X.to_sparse(),
+    "no memory": without_memory(),
+    "no tensor": 1.0,
+}
+
+
+@pytest.fixture(params=["with torch's comparison", "without it"])
+def usual_call(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> poptorch.PoplarExecutor:
+    """A model after calls with X, whose comparison with later calls has been made."""
+    if request.param == "without it":
+        path, lost = private.ROWS["TensorGuards"]
+        monkeypatch.setitem(private.ROWS, "TensorGuards", (f"{path}_renamed", lost))
+    executor = poptorch.inferenceModel(torch.nn.Linear(3, 2), options())
+    for _ in range(3):
+        executor(X)
+    return executor
+
+
+@pytest.mark.parametrize("kind", UNREADY)
+def test_an_unusual_input_is_never_taken_for_that_of_the_last_call(
+    kind: str, usual_call: poptorch.PoplarExecutor
+) -> None:
+    call = usual_call._session._bound
+    assert call is not None
+
+    tensors = call.tensors_of(((UNREADY[kind],), {}))
+
+    assert tensors is None
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_another_number_of_inputs_is_never_taken_for_that_of_the_last_call(
+    count: int, usual_call: poptorch.PoplarExecutor
+) -> None:
+    call = usual_call._session._bound
+    assert call is not None
+
+    tensors = call.tensors_of(((X,) * count, {}))
+
+    assert tensors is None
+
+
+def test_other_tensors_of_the_same_kind_are_ready(usual_call: poptorch.PoplarExecutor) -> None:
+    call = usual_call._session._bound
+    assert call is not None
+    others = (X + 1,)
+
+    tensors = call.tensors_of((others, {}))
+
+    assert tensors is others
+
+
+def test_calls_in_inference_mode_and_outside_of_it_are_bound_once(
+    bound: list[None], usual_call: poptorch.PoplarExecutor
+) -> None:
+    expected = usual_call(X)
+    with torch.inference_mode():
+        results = [usual_call(X), usual_call(X.clone())]
+
+    result = usual_call(X)
+
+    assert len(bound) == 1
+    assert all(torch.equal(each, expected) for each in (*results, result))
 
 
 class Weighted(torch.nn.Module):

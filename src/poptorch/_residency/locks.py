@@ -35,7 +35,8 @@ class Lock:
     def run(self, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call a function while no other thread is in a model of the set."""
         while True:
-            root = self._root()
+            is_root = self._above is None and self._forks == processes.forks
+            root = self if is_root else self._root()
             with root._held:
                 if root._above is None:  # the set was not joined to another one in the meantime
                     return function(*args, **kwargs)

@@ -42,6 +42,7 @@ class BoundCall:
         reports: Reports,
     ) -> None:
         self.program, self._store = program, weights.attached
+        self._inputs, self._mode = program.inputs, program.mode
         self._model, self._weights, self._optimizer = model, weights, optimizer
         self._random, self._reports = random, reports
         self._loss_watch = reports.loss_watch
@@ -56,17 +57,17 @@ class BoundCall:
         """Return the tensors of a call that would find the same program, and whose inputs are
         ready to use; None for other calls.
         """
-        program, weights = self.program, self._weights
-        device, optimizer = weights.device, self._optimizer
+        weights, optimizer, inputs = self._weights, self._optimizer, self._inputs
+        device = weights.device
         if weights.store is not self._store:
             return None
         if device.near or device.stale or not (optimizer is None or optimizer.is_settled):
             return None
-        if not self._model.is_still(program.mode):
+        if not self._model.is_still(self._mode):
             return None
-        if program.inputs.symbols and unsuitable(program.compiled.executable) is not None:
+        if inputs.symbols and unsuitable(self.program.compiled.executable) is not None:
             return None
-        return program.inputs.ready(arguments)
+        return inputs.ready(arguments)
 
     def run(self, given: Tensors, batch: Tensors, started: float) -> Done:
         """Run the program completely, or stop with the state after a complete update.

@@ -83,15 +83,14 @@ class LoopExecutable:
         enabled = torch.is_grad_enabled()
         try:
             self._set_grad_enabled(False)
-            return self._threads.run(self._whole, state, batch)
+            run = self._once if self._changes_nothing else self._whole
+            return self._threads.run(run, state, batch)
         finally:
             self._set_grad_enabled(enabled)
 
     def _whole(self, state: State, batch: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """Run everything, or leave everything as it was."""
         loop = device_generator()(self._loop) if self._random else self._loop
-        if self._is_one_run and not (self._random or self._writes):
-            loop = self._once
         self._rollback.failure = None
         if self._rollback.is_needed:
             self._rollback.begin(state, batch)
@@ -124,16 +123,24 @@ class LoopExecutable:
         return results
 
     def _once(self, state: State, batch: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        """Run a program that only is one run and changes nothing, as ``_loop`` does."""
-        (run,) = self._bind(state).values()
+        """Run a program that is one run and changes nothing: all of ``_whole`` that it needs."""
+        rollback, running = self._rollback, None
+        rollback.failure = None
         try:
-            results: Sequence[torch.Tensor] = stopwatch.action(
-                run.name, run, batch, self._points[0]
-            )
-        except BaseException:
-            self._rollback.running = run.name
+            (run,) = self._bind(state).values()
+            running, watch = run.name, stopwatch.current.get()
+            if watch is None:
+                return run(batch, self._points[0])
+            return watch.action(running, run, batch, self._points[0])  # type: ignore[no-any-return]
+        except BaseException as error:
+            rollback.running = running
+            rollback.roll_back(state, error)
             raise
-        return results
+
+    @functools.cached_property
+    def _changes_nothing(self) -> bool:
+        """Return whether the program is one run after which there is nothing to undo."""
+        return self._is_one_run and not (self._random or self._writes or self.by_call)
 
     @functools.cached_property
     def _is_one_run(self) -> bool:

@@ -113,9 +113,6 @@ class _FloatException(Exception):  # noqa: N818 (it is on its way to becoming an
 class _CheckedExecutable(LoopExecutable):
     by_call = True
 
-    def _once(self, state: Any, batch: Any) -> Sequence[torch.Tensor]:
-        return self._loop(state, batch)  # whose errors name the operator
-
     def _run(self, run: Any, state: Any, batch: Any, point: Point) -> Sequence[torch.Tensor]:
         try:
             return super()._run(run, state, batch, point)

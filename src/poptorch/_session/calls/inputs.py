@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from ..._base import log, nested_values, source
+from ..._base import log, nested_values, private, source
 from ..._base.errors import AssertionFailure, Error
 from ..._capture import report_narrowed
 from ..._ir import slots
@@ -39,6 +39,7 @@ _PLAIN = (
 )
 _COMPLAINT = re.compile("out of (range|bounds)")
 _REMEMBERED = 1024  # combinations of sizes
+_data_ptr = torch.Tensor.data_ptr
 _facts_of = operator.attrgetter("dtype", "shape", "is_cpu", "requires_grad")
 _CHECKED = "or disable this check: options.Precision.checkIndices(False) before you wrap the model"
 
@@ -98,6 +99,8 @@ class Inputs:
         gradients = [False] * len(shapes)
         self._known = list(zip(same, shapes, devices, gradients, strict=True))
         self._strides = [torch.empty(shape, device="meta").stride() for shape in shapes]
+        # Returns whether the tensors are like those of an earlier call, which were ready.
+        self._are_alike: Callable[..., bool] | None = None
 
     @property
     def shapes(self) -> list[torch.Size]:
@@ -228,9 +231,15 @@ class Inputs:
         """Return the tensors of a call that passes only tensors that the device can use as they
         are.
         """
-        tensors = self._quick(arguments)
-        if tensors is None or not _are_ready(tensors, self._known, self._strides):
+        tensors = self._in_order(arguments)
+        if tensors is None or len(tensors) != len(self._types):
             return None
+        are_alike = self._are_alike
+        if are_alike is not None and are_alike(*tensors) and all(map(_data_ptr, tensors)):
+            return tensors
+        if not (self._are_plain(tensors) and _are_ready(tensors, self._known, self._strides)):
+            return None
+        self._are_alike = _comparison(tensors)
         return tensors
 
     def takes(self, arguments: Arguments) -> bool:
@@ -282,6 +291,14 @@ class Inputs:
         """Return the tensors of a call that passes only tensors, or None if the call needs
         all checks.
         """
+        given = self._in_order(arguments)
+        return given if given is not None and self._are_plain(given) else None
+
+    def _are_plain(self, values: Sequence[Any]) -> bool:
+        return list(map(type, values)) == self._types
+
+    def _in_order(self, arguments: Arguments) -> Sequence[Any] | None:
+        """Return the arguments in the order of the tensors, if there may be only tensors."""
         args, kwargs = arguments
         if kwargs:
             named = self._names[len(args) :]
@@ -293,7 +310,7 @@ class Inputs:
                 return None
         elif not self._tensors_only:
             return None
-        return args if list(map(type, args)) == self._types else None
+        return args
 
     def __str__(self) -> str:
         names = [
@@ -378,10 +395,25 @@ def _are_ready(
         return (
             list(map(_facts_of, tensors)) == known
             and list(map(torch.Tensor.stride, tensors)) == strides
-            and all(map(torch.Tensor.data_ptr, tensors))
+            and all(map(_data_ptr, tensors))
         )
     except RuntimeError:  # a tensor has no memory or no shape
         return False
+
+
+def _comparison(tensors: Sequence[torch.Tensor]) -> Callable[..., bool] | None:
+    """Return torch's check of whether others have the types, shapes, strides and devices of these.
+
+    It takes 0.2 us for one tensor and 1.6 us for ten, and ``_are_ready`` 1 us and 7 us.
+    """
+    make = private.optional("TensorGuards")
+    if make is None or not tensors:
+        return None
+    shapes, strides = [[*t.shape] for t in tensors], [[*t.stride()] for t in tensors]
+    check: Callable[..., bool] = make(
+        *tensors, dynamic_dims_sizes=shapes, dynamic_dims_strides=strides
+    ).check
+    return check
 
 
 def _mismatch(title: str, detail: str) -> None:
