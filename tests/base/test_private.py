@@ -328,7 +328,7 @@ torch.fx.experimental.symbolic_shapes: DimDynamic ShapeEnv
 torch.fx.graph_module: _loader
 torch.fx.proxy: TracerBase.create_node
 torch.random: _manual_seed_impl
-torch.utils._sympy.functions: FloorDiv ModularIndexing
+torch.utils._sympy.functions: FloorDiv Max ModularIndexing
 torch.fx.passes.shape_prop: _extract_tensor_metadata
 torch.utils._sympy.interp: sympy_interp
 torch.utils._sympy.reference: PythonReferenceAnalysis

@@ -41,3 +41,21 @@ def test_conditions_without_those_of_another_are_what_it_adds() -> None:
 
 def test_the_truth_of_each_condition_is_known_for_some_sizes() -> None:
     assert Conditions((s0 < 40, s0 > 8)).truths({"s0": 5}) == (True, False)
+
+
+def test_sizes_for_which_a_condition_divides_by_zero_do_not_satisfy_it() -> None:
+    conditions = Conditions((sympy.Eq(Mod(s1, s0 - 2), 0),))
+
+    assert conditions.hold({"s0": 4, "s1": 6})
+    assert not conditions.hold({"s0": 2, "s1": 6})
+
+
+def test_a_condition_for_one_value_of_an_expression_names_the_expression() -> None:
+    half = FloorDiv(s0, 2)
+    conditions = Conditions((sympy.Eq(Mod(s0, 8), 0), sympy.Eq(s0, s1), sympy.Eq(half, 33)))
+
+    assert conditions.fixed() == half
+
+
+def test_a_remainder_is_the_same_for_many_sizes() -> None:
+    assert Conditions((sympy.Eq(Mod(s0, 8), 0), sympy.Eq(s0, s1))).fixed() is None

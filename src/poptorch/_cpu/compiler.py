@@ -148,8 +148,17 @@ class _Source:
 
     @property
     def conditions(self) -> Conditions:
-        """What torch's compiler has assumed about sizes in addition to the graph."""
-        return ALWAYS if self.symbols is None else self.symbols.conditions.without(self.known)
+        """What torch's compiler has assumed about sizes in addition to the graph.
+
+        Raises:
+            NotSymbolic: it used a size, or an expression of sizes, as a number.
+        """
+        if self.symbols is None:
+            return ALWAYS
+        added = self.symbols.conditions.without(self.known)
+        if (fixed := added.fixed()) is not None:
+            raise symbolic.NotSymbolic(f"torch's compiler uses {fixed} as a number")
+        return added
 
     def piece(self, piece: Piece) -> _Source:
         with self.symbols.mode if self.symbols is not None else contextlib.nullcontext():

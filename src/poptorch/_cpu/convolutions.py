@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from .._ir.symbolic import has_symbols
 from .kernels import Kernel, Kernels
 from .product_libraries import LARGE_PRODUCT, LARGE_WEIGHT, SMALLEST
 from .windows import (
@@ -67,6 +68,8 @@ class Convolutions:
         """Return the product that replaces a convolution; None if the library is faster."""
         stride, padding, dilation, transposed, _output_padding, groups = geometry
         if transposed or groups > 1 or not x.dim() == weight.dim() > 2 or x.dtype != torch.float32:
+            return None
+        if has_symbols(x.shape[2:]):  # windows are views, whose sizes and strides are numbers
             return None
         windows = Windows.of(x.shape[2:], weight.shape[2:], stride, padding, dilation)
         elements = x.shape[0] * torch.Size(windows.count).numel() * weight[0].numel()

@@ -33,7 +33,22 @@ class Conditions:
     def truths(self, sizes: Sizes) -> tuple[bool, ...]:
         """Return for each expression whether the sizes satisfy it."""
         values = numbers(sizes)
-        return tuple(bool(each.xreplace(values)) for each in self.expressions)
+        return tuple(_is_true(each, values) for each in self.expressions)
+
+    def fixed(self) -> Any:
+        """Return an expression of sizes that must equal a number, such as half a size, or None.
+
+        A remainder is no such expression: many sizes have the same one.
+        """
+        import sympy
+
+        remainders = [_class(_TORCH, name) for name in ("Mod", "PythonMod")]
+        for each in self.expressions:
+            if isinstance(each, sympy.Eq) and not each.has(*remainders):
+                sides = [side for side in each.args if not side.is_number]
+                if len(sides) == 1:
+                    return sides[0]
+        return None
 
     def without(self, other: Conditions) -> Conditions:
         """Return those that another one does not have."""
@@ -56,6 +71,16 @@ class Conditions:
 
 
 ALWAYS = Conditions()
+
+
+def _is_true(expression: Any, values: Mapping[Any, Any]) -> bool:
+    """Return whether some numbers satisfy an expression. None satisfy it that make it divide by 0:
+    a tensor that would then be empty was assumed not to be.
+    """
+    try:
+        return bool(expression.xreplace(values))
+    except ZeroDivisionError:
+        return False
 
 
 def symbol(name: str) -> Any:

@@ -155,6 +155,8 @@ class Symbols:
         self._names = {each.node.expr: symbol(n) for n, each in self._integers.items()}
         for name, (other, more) in ties.items():
             self._integers[name] = self._integers[other] + more
+        self._known: dict[Any, Any] = {}  # what ``size`` has returned, by expression
+        self._present: dict[Any, None] = {}  # sizes that must be at least 1
 
     def _integer(self, name: str, size: int) -> Any:
         origin = _source_class()(name)
@@ -189,6 +191,35 @@ class Symbols:
     def named(self, formula: Any) -> Any:
         """Return an expression in which symbols have the names of slots."""
         return formula.xreplace(self._names)
+
+    def size(self, value: Any) -> Any:
+        """Return a size or stride in which symbols have the names of slots.
+
+        Torch computes the strides of a tensor that may be empty with ``Max(1, size)``. Without the
+        maximum they are equal to the sizes that they come from. ``presence`` returns the
+        condition for this: the tensor is not empty.
+        """
+        if not isinstance(value, torch.SymInt):
+            return value
+        formula = value.node.expr
+        if formula not in self._known:
+            self._known[formula] = self.named(self._without_maxima(formula))
+        return self._known[formula]
+
+    def _without_maxima(self, formula: Any) -> Any:
+        kind = private.optional("Max")
+        replacements = {}
+        for maximum in formula.atoms(kind) if kind is not None else ():
+            operands = [each for each in maximum.args if each != 1]
+            if len(operands) == 1 and len(maximum.args) == 2:
+                size = replacements[maximum] = self._without_maxima(operands[0])
+                self._present[self.named(size)] = None
+        return formula.xreplace(replacements) if replacements else formula
+
+    @property
+    def presence(self) -> Conditions:
+        """That the tensors are not empty whose strides ``size`` has returned."""
+        return Conditions(tuple(size >= 1 for size in self._present))
 
     @property
     def derived(self) -> dict[str, Any]:
@@ -261,6 +292,7 @@ def settle(
             conditions = propagate(module, inputs, sizes, ties) | recorded | _conditions_of(ties)
         else:
             _give_values(values, symbols, sizes)
+            conditions = recorded | symbols.presence
         if conditions.hold(sizes) and _is_distinct(module.graph):
             return conditions
     *others, last = recorded.expressions or ("none",)
@@ -331,7 +363,7 @@ def propagate(
     fill_in(module, [symbols.tensor(slot) for slot in inputs], symbols)
     conditions = symbols.conditions
     _give_values({node: node.meta.pop("val", None) for node in module.graph.nodes}, symbols, sizes)
-    return conditions
+    return conditions | symbols.presence
 
 
 def _recorded_values(graph: fx.Graph, symbols: Symbols) -> dict[fx.Node, Any] | None:
@@ -381,7 +413,7 @@ def _give_values(values: Mapping[fx.Node, Any], symbols: Symbols, sizes: Sizes) 
         if not isinstance(value, torch.Tensor):
             return None
         return tuple(
-            tuple(str(_named_size(symbols, size)) for size in each)
+            tuple(str(symbols.size(size)) for size in each)
             for each in (value.shape, value.stride())
         )
 
@@ -442,10 +474,6 @@ def _computed(node: fx.Node) -> Any:
     if node.target is aten.sym_numel.default:
         return args[0].numel()
     return node.target(*args)  # type: ignore[operator]
-
-
-def _named_size(symbols: Symbols, size: Any) -> Any:
-    return symbols.named(size.node.expr) if isinstance(size, torch.SymInt) else size
 
 
 def _has_symbols(shape: Any) -> bool:

@@ -245,6 +245,57 @@ def test_a_cache_that_grows_is_compiled_twice() -> None:
     assert len(compiled) == 2
 
 
+DERIVED = {
+    "a convolution without padding": lambda m, x: m.convolution(x),
+    "a convolution with a stride": lambda m, x: m.strided(x) * 2,
+    "all but the ends": lambda m, x: x[:, :, 1:-1] * 2,
+    "neighbours": lambda m, x: x[:, :, 1:] - x[:, :, :-1],
+    "pooling": lambda m, x: nn.functional.avg_pool1d(x * 2, 2) + 1,
+    "both": lambda m, x: nn.functional.max_pool2d(m.convolution(x), (1, 2)) * 2,
+}
+
+
+def convolutional(function: Callable[..., Any]) -> nn.Module:
+    torch.manual_seed(0)
+    layers = {"convolution": nn.Conv1d(4, 6, 3), "strided": nn.Conv1d(4, 6, 3, stride=2)}
+    return Having(function, **layers).eval()
+
+
+@pytest.mark.parametrize("function", DERIVED.values(), ids=DERIVED)
+def test_sizes_may_be_differences_or_quotients_of_others(function: Callable[..., Any]) -> None:
+    with compilations() as compiled:
+        executor = equal_to_eager(
+            convolutional(function), *((2, 4, length) for length in (12, 9, 20, 7))
+        )
+
+    assert executor._session.sizes.reasons == {}
+    assert len(compiled) == 2
+
+
+@pytest.mark.larger("test_compiled_code_serves_all_sizes")
+@pytest.mark.parametrize("function", DERIVED.values(), ids=DERIVED)
+def test_compiled_code_serves_sizes_that_are_derived_from_others(
+    function: Callable[..., Any],
+) -> None:
+    model = convolutional(function)
+    executor = wrapped(model, backend="inductor")
+    with compilations() as compiled:
+        for length in (12, 9, 20, 7):
+            x = normal(2, 4, length)
+            torch.testing.assert_close(executor(x), model(x).detach())
+
+    assert len(compiled) == 2
+    assert runs_compiled(executor)
+
+
+def test_a_size_for_which_a_tensor_is_empty_has_its_own_program() -> None:
+    model = of(lambda m, x: (x[:, 2:] * 2).flatten(1).sum(1))
+    executor = equal_to_eager(model, *((4, length, 8) for length in (5, 9, 2, 7)))
+
+    assert executor._session.now.inputs.symbols
+    assert len(executor._session.programs.all) == 2
+
+
 def test_a_short_last_batch_needs_a_second_compilation_and_no_third() -> None:
     executor = wrapped(of(lambda m, x: m.linear(x).relu()))
     with compilations() as compiled:
