@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from helpers.compiled_graphs import Tensors, check
-from poptorch._cpu import joint_kernels
+from poptorch._cpu import headers, joint_kernels
 
 
 @torch.library.custom_op("poptorch_test_kernels::twice", mutates_args=())
@@ -38,6 +38,7 @@ def test_the_c_plus_plus_compiler_runs_once_for_all_kernels_of_a_graph(
 
     check(step, [torch.randn(5, 33), torch.arange(5)])
 
+    assert headers._refused == []
     assert len(kernels_of_each_run) == 1
     assert kernels_of_each_run[0] >= 3
 

@@ -112,7 +112,9 @@ def _prefix(text: str) -> str:
         text, "constexpr float uint32_to_uniform_float", r"template <typename T>\nstruct As"
     )
     text = _cut(text, r"inline [^\n]*\b_get_factors\(", "struct amx_tile")
-    return text.replace("<atomic>", "<atomic>\n#include <tuple>\n#include <vector>")
+    # A loop may own memory, and code that Python calls has no other header with pointers.
+    added = "<tuple>", "<vector>", "<poptorch/pointers.h>"
+    return text.replace("<atomic>", "\n#include ".join(["<atomic>", *added]))
 
 
 def _elementary_functions(text: str) -> str:

@@ -1,10 +1,6 @@
 #pragma once
-// What makes the texts of errors, and the one kind of pointer that is used.
-#if __has_include(<bits/unique_ptr.h>)
-#include <bits/unique_ptr.h>
-#else
-#include <memory>
-#endif
+// What makes the texts of errors.
+#include <poptorch/pointers.h>
 #include <stdexcept>
 #include <string>
 namespace poptorch {
