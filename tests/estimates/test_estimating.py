@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import poptorch
-from helpers.pricing import Stack, meta, off_chip, priced
+from helpers.pricing import Stack, meta, off_chip, price, priced
 from poptorch import Estimate
 from poptorch._ipu_model import profile
 
@@ -384,6 +384,55 @@ def test_replicas_of_other_processes_count_as_those_of_this_one(
 def test_more_replicas_than_a_system_has_chips_for_are_refused() -> None:
     with pytest.raises(poptorch.Error, match="32 replicas of 2 IPUs on mk2:16"):
         trained(2, options=in_processes(0, 16))
+
+
+# Weights that share memory.
+
+
+class InOneMemory(torch.nn.Module):
+    """Two layers whose weights are separate parameters in the same memory, on two chips or one."""
+
+    def __init__(self, second_chip: int) -> None:
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(WIDE, WIDE), torch.nn.Linear(WIDE, WIDE)
+        self.second.weight.data = self.first.weight.data
+        poptorch.BeginBlock(self.first, "first", ipu_id=0)
+        poptorch.BeginBlock(self.second, "second", ipu_id=second_chip)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.second(self.first(x))
+        return poptorch.identity_loss(x, reduction="mean") if self.training else x
+
+
+def in_one_memory(second_chip: int, training: bool) -> Estimate:
+    model = InOneMemory(second_chip).train(training)
+    if training:
+        opts, sgd = poptorch.Options(), torch.optim.SGD(model.parameters(), lr=0.1)
+        opts.Training.gradientAccumulation(STEPS)
+        executor = poptorch.trainingModel(model, opts, sgd)
+    else:
+        executor = poptorch.inferenceModel(model, poptorch.Options().deviceIterations(STEPS))
+    return price(executor, torch.ones(MICRO * STEPS, WIDE), system="mk2:2")
+
+
+def test_the_estimate_of_training_weights_in_one_memory_on_several_chips_is_refused() -> None:
+    with pytest.raises(poptorch.Error, match="cannot be trained on several chips") as caught:
+        in_one_memory(1, training=True)
+
+    assert "'first.weight' and 'second.weight'" in caught.value.message
+    assert "b.weight = a.weight" in caught.value.message
+
+
+def test_training_weights_in_one_memory_on_one_chip_has_an_estimate() -> None:
+    estimate = in_one_memory(0, training=True)
+
+    assert len(estimate.chips) == 1
+
+
+def test_inference_with_weights_in_one_memory_on_several_chips_has_an_estimate() -> None:
+    estimate = in_one_memory(1, training=False)
+
+    assert len(estimate.chips) == 2
 
 
 # What fits, and what is the largest.
