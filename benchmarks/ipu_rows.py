@@ -29,8 +29,8 @@ from poptorch._ipu_model import estimating
 from poptorch._ipu_model.constants import DEFAULT, Constants
 from poptorch._ipu_model.pricing import price
 from poptorch._ipu_model.simulate import simulate
+from poptorch._ipu_systems import parse
 from poptorch._session import questions
-from poptorch._systems import parse
 
 FITTED = ("exchange_efficiency", "step", "call_seconds", "python_seconds")
 """What is fitted; ``Mark.FITTED`` in the table of constants."""

@@ -187,8 +187,8 @@ NAMES_OF_POPTORCH = {"_impl", "_poplar_executor"}  # scripts import these
 ROOMS = {
     "checkpoints": {"_session"}, "dataloader": {"_job"}, "dataloader_faults": {"_data"},
     "conftest": {"_pod"},
-    "estimates": {"_cost", "_ipu_model", "_session"}, "ipu_model": {"_systems"},
-    "pod": {"_systems"}, "pva": {"_ipu_model", "_systems"}, "sweep": {"_ops"},
+    "estimates": {"_cost", "_ipu_model", "_session"}, "ipu_model": {"_ipu_systems"},
+    "pod": {"_ipu_systems"}, "pva": {"_ipu_model", "_ipu_systems"}, "sweep": {"_ops"},
     "backends": {"_compile", "_job", "_update"}, "base": {"_capture", "_compile", "_cpu"},
     "capture": {"_session"}, "cli": {"_compile", "_cpu", "_ipu_model", "_migrate", "_pod"},
     "cpu": {"_capture", "_compile", "_ops"}, "layers": {"_cpu"}, "ops": {"_cpu"},
@@ -196,8 +196,8 @@ ROOMS = {
     "eager": {"_capture"}, "examples": {"_compile"}, "export": {"_cli"}, "harden": {"_capture"},
     "helpers": {"_capture", "_cli", "_compile", "_cpu", "_job", "_lanes", "_ops", "_place"},
     "ir": {"_compile", "_schedule"}, "lanes": {"_capture", "_compile"}, "place": {"_cost"},
-    "options": {"_cli", "_compile", "_job", "_pod", "_systems"},
-    "session": {"_compile", "_cpu", "_data", "_ipu_model", "_systems"},
+    "options": {"_cli", "_compile", "_job", "_pod", "_ipu_systems"},
+    "session": {"_compile", "_cpu", "_data", "_ipu_model", "_ipu_systems"},
     "update": {"_compile", "_cpu"},
 }  # fmt: skip
 

@@ -19,7 +19,7 @@ import poptorch
 from helpers.patience import HANGS, eventually
 from helpers.source_tree import PACKAGE
 from helpers.wrapping import options
-from poptorch import _pod, _systems
+from poptorch import _ipu_systems, _pod
 
 # A process that holds devices loads the pod's own modules only, not torch.
 PROLOGUE = f"""
@@ -112,7 +112,7 @@ def test_a_lease_gets_the_smallest_device_that_is_large_enough(
 
 
 def test_devices_of_several_chips_have_powers_of_two() -> None:
-    system = _systems.System(_systems.KINDS["mk2"], 3)
+    system = _ipu_systems.System(_ipu_systems.KINDS["mk2"], 3)
 
     assert system.devices[3:] == [range(2)]
 
@@ -274,7 +274,7 @@ def test_a_link_in_a_shared_folder_is_not_written_through(tmp_path: Path) -> Non
     mine = tmp_path / "mine"
     mine.write_text("mine")
     (tmp_path / "pod").mkdir()
-    (tmp_path / "pod" / f"{_systems.current().name}.{os.getpid()}").symlink_to(mine)
+    (tmp_path / "pod" / f"{_ipu_systems.current().name}.{os.getpid()}").symlink_to(mine)
     lease = _pod.acquire(1)
     assert held() == [0]
     lease.release()
@@ -323,12 +323,12 @@ def test_an_unusable_directory_is_one_warning(
     own: list[Path] = []
     monkeypatch.setattr(_pod, "_own", own)
     (tmp_path / "pod").mkdir()
-    PLACES[place](tmp_path / "pod" / f"{_systems.current().name}.x.json")
+    PLACES[place](tmp_path / "pod" / f"{_ipu_systems.current().name}.x.json")
     first = _pod.acquire(1)
     with pytest.raises(poptorch.Error, match="Failed to acquire"):  # still known in this process
-        _pod.acquire(_systems.current().chips)
+        _pod.acquire(_ipu_systems.current().chips)
     first.release()
-    _pod.acquire(_systems.current().chips).release()
+    _pod.acquire(_ipu_systems.current().chips).release()
     assert caplog.text.count("POPTORCH_POD_DIR") == 1
     shutil.rmtree(own[0])
 
@@ -347,7 +347,7 @@ def test_collecting_a_lease_while_another_is_acquired_loses_nothing(
     monkeypatch.setattr(_pod, "_written", collect_then_write)
     second = _pod.acquire(1)
     assert held() == list(second.chips)
-    assert _systems.current().chips == 4
+    assert _ipu_systems.current().chips == 4
 
 
 X = torch.ones(1, 2)

@@ -16,7 +16,7 @@ from helpers import pricing, programs
 from helpers.data_sets import Numbers
 from helpers.pricing import meta, two_stages
 from helpers.wrapping import options
-from poptorch import Estimate, _systems
+from poptorch import Estimate, _ipu_systems
 from poptorch._ipu_model import profile
 from poptorch.options.popart import LAST_MEMBER
 
@@ -29,7 +29,7 @@ def priced() -> Estimate:
 @pytest.fixture(scope="module")
 def report(priced: Estimate, tmp_path_factory: pytest.TempPathFactory) -> pva.Report:
     measured = profile.Measured("here", 1.0, 3, (), 1)
-    content = profile.profile(dataclasses.asdict(priced), _systems.KINDS["bow"], measured, {})
+    content = profile.profile(dataclasses.asdict(priced), _ipu_systems.KINDS["bow"], measured, {})
     path = tmp_path_factory.mktemp("reports") / "profile.json"
     path.write_text(json.dumps(content))
     return pva.openReport(str(path))

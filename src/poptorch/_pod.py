@@ -21,11 +21,11 @@ from typing import Any
 
 import filelock
 
-from . import _systems
+from . import _ipu_systems
 from ._base import archive, env, folders, log, temporary_folders
 from ._base.errors import Error
 from ._base.processes import ProcessIdentity
-from ._systems import System
+from ._ipu_systems import System
 
 _FIRST_WAIT, _LONGEST_WAIT = 0.05, 1.0
 _LOCK_SECONDS = 30.0
@@ -72,7 +72,7 @@ def acquire(count: int, ipu_id: int | None = None, wait: bool = False) -> Lease:
     """
     if count == 0:
         return Lease(None, (), lambda: None)
-    system = _systems.current()
+    system = _ipu_systems.current()
     candidates = _candidates(system, count, ipu_id)
     pause = _FIRST_WAIT
     while True:
@@ -106,7 +106,7 @@ def acquire(count: int, ipu_id: int | None = None, wait: bool = False) -> Lease:
 
 def holders(system: System | None = None) -> list[Holder]:
     try:
-        present = _present(*_place(system or _systems.current()))
+        present = _present(*_place(system or _ipu_systems.current()))
     except OSError as error:
         raise Error(
             "The file or folder that records which process holds which device cannot be used",

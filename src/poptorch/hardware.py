@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import _systems
+from . import _ipu_systems
 from ._base.errors import AssertionFailure, InvalidType
 from .options.freeze_options import model_from_environment
 
@@ -24,7 +24,7 @@ def ipuHardwareIsAvailable(num_ipus: int = 1) -> bool:
     _, is_simulated = model_from_environment()
     if is_simulated:
         return False
-    return any(len(chips) == num_ipus for chips in _systems.current().devices)
+    return any(len(chips) == num_ipus for chips in _ipu_systems.current().devices)
 
 
 def ipuHardwareVersion() -> int:
@@ -38,4 +38,4 @@ def ipuHardwareVersion() -> int:
             "No IPU hardware available",
             fix=("call poptorch.ipuHardwareIsAvailable() to check first"),
         )
-    return _systems.current().kind.generation
+    return _ipu_systems.current().kind.generation

@@ -23,7 +23,7 @@ from poptorch import Estimate
 from poptorch._ipu_model.constants import DEFAULT
 from poptorch._ipu_model.product_planner import ChipModel, spread
 from poptorch._ipu_model.work import Product
-from poptorch._systems import KINDS
+from poptorch._ipu_systems import KINDS
 
 
 def chip_of(kind: str) -> ChipModel:

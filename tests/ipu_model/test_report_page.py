@@ -12,7 +12,7 @@ import pytest
 
 from helpers.browser import BROWSER, drawn
 from helpers.pricing import meta, priced, two_stages
-from poptorch import _systems
+from poptorch import _ipu_systems
 from poptorch._ipu_model import profile, report_page
 
 VIEWS = (
@@ -49,7 +49,9 @@ def content() -> Content:
         (product,),
     )
     settings = {"loops.replicas": "1"}
-    return profile.profile(dataclasses.asdict(estimate), _systems.KINDS["bow"], measured, settings)
+    return profile.profile(
+        dataclasses.asdict(estimate), _ipu_systems.KINDS["bow"], measured, settings
+    )
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from .._base.errors import visible
 from .._base.private import replaced
 from .._base.tables import text_of
 from .._ipu_model import profile, report_page, scaling
-from .._systems import system_of
+from .._ipu_systems import system_of
 from ..executor import PoplarExecutor
 from .commands import FOUND, EndOfScript, Misuse, misuse, run_script
 

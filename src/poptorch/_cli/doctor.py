@@ -1,6 +1,6 @@
 """Implement ``poptorch doctor``: list everything in a script's models that cannot be captured.
 
-Without a script, ``health`` examines the machine instead.
+Without a script, ``doctor_machine`` examines the machine instead.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .._base.private import replaced
 from .._data.consumer import verdict
 from ..executor import PoplarExecutor
 from ..options import Options
-from . import health
+from . import doctor_machine
 from .commands import FOUND, EndOfScript, Misuse, run_script
 
 
@@ -33,7 +33,7 @@ def run(chosen: argparse.Namespace) -> int:
     if chosen.calibrate:
         return _calibrate()
     if not chosen.target:
-        return health.run(chosen)
+        return doctor_machine.run(chosen)
     path, _, name = chosen.target.partition(":")
     if not Path(path).is_file():
         raise Misuse(f"There is no file {path}")

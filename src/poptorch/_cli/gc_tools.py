@@ -8,11 +8,11 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from .. import _pod, _systems
+from .. import _ipu_systems, _pod
 from .._base import VERSION
 from .._base.errors import one_line
+from .._ipu_systems import System
 from .._pod import Holder
-from .._systems import System
 from .commands import Misuse, command, misuse, page
 
 _CARD_HEAD = (
@@ -35,7 +35,7 @@ def monitor(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("-j", "--json", action="store_true", help="print JSON")
     chosen = parser.parse_args(arguments)
     with misuse():
-        system = _systems.current()
+        system = _ipu_systems.current()
         holders = _pod.holders(system)
     if chosen.json:
         print(json.dumps(_facts(system, holders, not chosen.no_card_info), indent=2))
@@ -126,7 +126,7 @@ def info(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("-j", "--json", action="store_true", help="print JSON")
     chosen = parser.parse_args(arguments)
     with misuse():
-        system = _systems.current()
+        system = _ipu_systems.current()
         devices = _devices(system)
     if chosen.device_id is not None:
         if not 0 <= chosen.device_id < len(devices):

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from .._base import log
+from .._ipu_systems import parse
 from .._ir.spec import Spec
-from .._systems import parse
 from .constants import DEFAULT
 from .estimate import Estimate
 from .parts import Advice

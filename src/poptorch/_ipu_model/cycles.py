@@ -10,8 +10,8 @@ from typing import NamedTuple
 from torch import fx
 
 from .._cost.live_bytes import tensors
+from .._ipu_systems import ChipKind
 from .._ir.slots import Slot, narrowed
-from .._systems import ChipKind
 from .product_planner import ChipModel, spread
 from .work import NOTHING, Work, work_of
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from .._base import safe_files
 from .._base.tables import html_of, text_of
-from .._systems import parse
+from .._ipu_systems import parse
 from . import profile, report_page
 from .parts import Advice, ChipEstimate, Culprit, Guess, OperatorEstimate, TimedAction
 from .scaling import Scaling

@@ -15,11 +15,11 @@ from .._compile.eager_check_policy import EagerCheck
 from .._compile.stage_graphs import OptimizerGraphs
 from .._cost.links import Exchanged, Link
 from .._cost.operations import flops_of
+from .._ipu_systems import System
 from .._ir.block_labels import StagePass
 from .._ir.micro_batches import Loops
 from .._ir.program import Gather, Reduce, Scatter
 from .._ir.spec import Locations, OptimSpec, Runtime, Spec
-from .._systems import System
 from .constants import Constants
 from .estimate import Estimate
 from .pass_cost import PricedPass

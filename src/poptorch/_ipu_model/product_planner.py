@@ -8,7 +8,7 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from .._systems import ChipKind
+from .._ipu_systems import ChipKind
 from .constants import DEFAULT, Constants
 from .work import Product
 

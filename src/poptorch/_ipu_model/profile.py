@@ -22,7 +22,7 @@ import torch
 from .._base import VERSION, archive
 from .._base.errors import Error
 from .._base.tables import TextPart, size_text, table, time_text
-from .._systems import ChipKind
+from .._ipu_systems import ChipKind
 from . import scaling
 from .parts import VERDICTS, Advice, Culprit
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import collections
 import functools
 
-from .. import _capture, _place, _systems
+from .. import _capture, _ipu_systems, _place
 from .._base.errors import Error
 from .._base.thread_safety import one_at_a_time
+from .._ipu_systems import ChipKind, System
 from .._ir.graph import Graph
 from .._ir.slots import Kind
 from .._ir.spec import OptimSpec, Spec, Strategy
-from .._systems import ChipKind, System
 from .cycles import node_cycles
 from .estimating import CapturedModel, estimate, graphs_of
 
@@ -23,7 +23,7 @@ def shares(
     request: _capture.Request, spec: Spec, optim: OptimSpec | None, chips: int, limit: int | None
 ) -> list[_place.ChipShare]:
     captured = CapturedModel(request, _capture.capture(request), optim, rows=0)
-    return _balanced(captured, spec, _systems.current().kind, chips, limit)
+    return _balanced(captured, spec, _ipu_systems.current().kind, chips, limit)
 
 
 @one_at_a_time()

@@ -18,8 +18,8 @@ from .._base.tables import size_text, table
 from .._ipu_model import variants
 from .._ipu_model.estimate import Estimate
 from .._ipu_model.variants import PRESENT, Variant, WhatIf
+from .._ipu_systems import parse
 from .._session import questions
-from .._systems import parse
 from ..executor import PoplarExecutor
 from ..ops import BeginBlock, removeBlocks
 from ..options import Options

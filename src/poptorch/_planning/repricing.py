@@ -20,8 +20,8 @@ from .._ipu_model.estimate import Estimate
 from .._ipu_model.scaling import scaling
 from .._ipu_model.subject import POD
 from .._ipu_model.variants import LOCATIONS, PRECISIONS
+from .._ipu_systems import parse, system_of
 from .._session.reports import Captures
-from .._systems import parse, system_of
 from ..options import Options, TensorLocationSettings
 from ..options.freeze_options import freeze
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from .. import _pod, _systems
+from .. import _ipu_systems, _pod
 from .._base import env, log
 from .._ir.spec import Spec
 
-_TILES = {kind.generation: kind.tiles for kind in _systems.KINDS.values()}
+_TILES = {kind.generation: kind.tiles for kind in _ipu_systems.KINDS.values()}
 
 
 class Chips:

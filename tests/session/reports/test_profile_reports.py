@@ -10,7 +10,7 @@ import torch
 
 import poptorch
 from helpers import programs
-from poptorch import _systems
+from poptorch import _ipu_systems
 from poptorch._ipu_model import profile, report_page
 from poptorch._ipu_model.advice import Adviser
 from poptorch._ipu_model.parts import Advice
@@ -206,7 +206,7 @@ def test_calls_are_measured(report: Report) -> None:
 def test_the_estimate_is_for_the_system_that_is_modelled(report: Report) -> None:
     assert report.after["target"]["kind"] == "mk2"
     assert report.after["estimated"]["system"] == "mk2:64"
-    assert _systems.system_of().text == "mk2:64"
+    assert _ipu_systems.system_of().text == "mk2:64"
 
 
 @pytest.mark.slow

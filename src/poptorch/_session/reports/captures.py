@@ -11,9 +11,9 @@ from ... import _capture, _place
 from ..._base import source
 from ..._ipu_model import estimating, shares
 from ..._ipu_model.estimating import CapturedModel
+from ..._ipu_systems import ChipKind, System
 from ..._ir.slots import EVOLVING, Slot
 from ..._ir.spec import Spec
-from ..._systems import ChipKind, System
 from ..calls import BoundArguments
 from ..programs import Model
 

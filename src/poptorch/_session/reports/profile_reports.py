@@ -15,9 +15,9 @@ from ..._base import log, processes, safe_files, source
 from ..._base.errors import Error
 from ..._ipu_model import estimating, profile, report_page
 from ..._ipu_model.estimate import Estimate
+from ..._ipu_systems import KINDS, ChipKind, System, system_of
 from ..._ir.block_labels import product_settings
 from ..._ir.spec import Spec
-from ..._systems import KINDS, ChipKind, System, system_of
 from ...backends import Stopwatch, timing
 from ..calls import CallMoments
 from ..programs import Model, Specialization

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from poptorch._base import env, resources
-from poptorch._cli import health
+from poptorch._cli import doctor_machine
 from poptorch._cli.main import main
 
 PLENTY = 64 << 30
@@ -16,10 +16,12 @@ PLENTY = 64 << 30
 @pytest.fixture(autouse=True)
 def healthy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(health, "WATCHED", 0.06)
-    monkeypatch.setattr(health.shutil, "disk_usage", lambda _: types.SimpleNamespace(free=PLENTY))
+    monkeypatch.setattr(doctor_machine, "WATCHED", 0.06)
+    monkeypatch.setattr(
+        doctor_machine.shutil, "disk_usage", lambda _: types.SimpleNamespace(free=PLENTY)
+    )
     monkeypatch.setattr(resources, "available_memory", lambda: PLENTY)
-    monkeypatch.setattr(health, "_cores", lambda: 64.0)
+    monkeypatch.setattr(doctor_machine, "_cores", lambda: 64.0)
     monkeypatch.setattr(env, "unknown", list)
     return tmp_path
 
@@ -68,12 +70,12 @@ BROKEN = {
         "Fix: name a folder of yours in POPTORCH_CACHE_DIR",
     ),
     "a full disk": (
-        lambda patch, folder: patch.setattr(health, "LEAST_DISK", 2 * PLENTY),
+        lambda patch, folder: patch.setattr(doctor_machine, "LEAST_DISK", 2 * PLENTY),
         "MiB of disk are free for",
         "Fix: poptorch cache trim",
     ),
     "too many threads": (
-        lambda patch, folder: patch.setattr(health, "_cores", lambda: 0.5),
+        lambda patch, folder: patch.setattr(doctor_machine, "_cores", lambda: 0.5),
         "for 0.5 cores",
         "Fix: export OMP_NUM_THREADS=1",
     ),
@@ -96,7 +98,7 @@ def test_each_problem_is_reported_with_a_remedy(
     broken: str, healthy: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     breaks, message, fix = BROKEN[broken]
-    monkeypatch.setattr(health.torch, "get_num_threads", lambda: 2)
+    monkeypatch.setattr(doctor_machine.torch, "get_num_threads", lambda: 2)
     breaks(monkeypatch, healthy)
 
     status, text = examined(capsys)
