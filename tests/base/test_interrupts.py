@@ -2,14 +2,13 @@
 
 import gc
 import signal
-import subprocess
-import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
 
 import pytest
 
+from helpers import programs
 from helpers.patience import eventually
 from poptorch._base import interrupts
 
@@ -196,8 +195,6 @@ kept = Cycle()
 def test_a_process_that_ctrl_c_ends_does_not_collect_garbage(
     end: str, collects_garbage: bool
 ) -> None:
-    command = [sys.executable, "-c", ENDING.format(end=end)]
-
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = programs.run("-c", ENDING.format(end=end))
 
     assert ("looked for garbage" in done.stdout) is collects_garbage

@@ -6,13 +6,12 @@ import fcntl
 import os
 import signal
 import stat
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from helpers import programs
 from poptorch._base import safe_files
 
 OTHER = 65534  # the number of a user without rights
@@ -155,8 +154,9 @@ def test_a_text_for_the_user_can_be_written_to_standard_output() -> None:
         "safe_files.write_text_for_user(Path('/dev/stdout'), 'text')"
     )
 
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = programs.run("-c", code)
 
+    assert done.returncode == 0, done.stderr
     assert done.stdout == "text"
 
 

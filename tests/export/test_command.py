@@ -1,11 +1,10 @@
 """``poptorch export`` writes the step of a script."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from helpers import programs
 from poptorch._cli.main import main
 
 SCRIPT = """
@@ -123,8 +122,9 @@ def test_the_written_step_runs(function: str, script: Path, tmp_path: Path) -> N
     file = tmp_path / "step.py"
     main(["export", "-o", str(file), f"{script}{function}"])
 
-    done = subprocess.run([sys.executable, str(file)], capture_output=True, text=True, check=True)
+    done = programs.run(file)
 
+    assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("loss tensor(0.")
 
 

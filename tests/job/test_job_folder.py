@@ -1,16 +1,15 @@
 """Processes of a job on one machine meet in a folder that no other user can enter."""
 
+import contextlib
 import json
 import os
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
 import pytest
 
 import poptorch
-from helpers import jobs, users
+from helpers import jobs, programs, users
 from poptorch._job.job_folder import FolderStore, JobFolder
 from poptorch._job.signed import SignedStore
 
@@ -128,9 +127,8 @@ def test_a_second_job_in_the_same_folder_is_refused_with_a_remedy(own_folder: Pa
         "print('there', flush=True); sys.stdin.read()"
     )
     settings = jobs.environment(POPTORCH_JOB_DIR=str(own_folder))
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with subprocess.Popen([sys.executable, "-c", code], env=settings, **pipes) as other:
-        assert other.stdout is not None
+    other = programs.Program("-c", code, environment=settings)
+    with contextlib.closing(other):
         assert other.stdout.readline() == "there\n"
 
         with pytest.raises(poptorch.Error, match="choose another MASTER_PORT"):
