@@ -156,6 +156,35 @@ def test_only_a_gradient_may_be_read_by_others(name: str, extra: Any, taken: boo
     torch.testing.assert_close(module(*[tensor.clone() for tensor in arguments]), expected)
 
 
+@pytest.mark.parametrize("read", ["weight", "first", "second"])
+def test_a_new_value_that_is_read_after_it_was_written_is_left_to_the_operators(read: str) -> None:
+    def function(weight: Any, gradient: Any, first: Any, second: Any) -> Any:
+        values = {name: value for name, value in VALUES.items() if name != "shrink"}
+        new, moments = ALGORITHMS["adam"].step(
+            weight, gradient, {"first": first, "second": second}, values
+        )
+        weight.copy_(new)
+        first.copy_(moments["first"])
+        second.copy_(moments["second"])
+        return ({"weight": new, **moments}[read] + 1,)
+
+    arguments = [normal(WIDTH, WIDTH, seed=at) for at in range(4)]
+    arguments[-1] = arguments[-1].abs()
+    module = make_fx(function, tracing_mode="fake")(*arguments)
+    expected = module(*[tensor.clone() for tensor in arguments])
+
+    fused_steps.fuse_steps(module)
+
+    assert not is_taken(module)
+    torch.testing.assert_close(module(*[tensor.clone() for tensor in arguments]), expected)
+
+
+def test_a_state_that_no_step_computes_is_left_alone() -> None:
+    graph = rewritten(lambda state, other: state.copy_(other.exp()), STATE, OTHER)
+
+    assert not any(node.target in fused_steps.STEPS for node in graph.nodes)
+
+
 @pytest.mark.parametrize(
     "change",
     [

@@ -98,6 +98,22 @@ def test_code_of_a_step_has_the_same_meaning_as_in_eager_torch(function: Any) ->
     pair.assert_alike()
 
 
+def numbers_of_both_types(p: torch.Tensor, group: dict[str, Any], state: dict[str, Any]) -> None:
+    state["count"] = state.get("count", 0) + 1
+    state["share"] = state.get("share", 1.0) * 0.5
+    p.sub_(p.grad, alpha=group["lr"] * state["share"])
+
+
+@pytest.mark.parametrize(("name", "kind"), [("count", int), ("share", float)])
+def test_a_number_in_the_state_keeps_its_type(name: str, kind: type) -> None:
+    pair = Pair(step_by_function(numbers_of_both_types))
+
+    pair.steps(3)
+
+    entry = pair.optimizer.state_dict()["state"][0]
+    assert type(entry[name]) is kind
+
+
 class ClippingByHand(T.Optimizer):
     """Asks whether the norm of all gradients is above a limit, and then for each weight."""
 
