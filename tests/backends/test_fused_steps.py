@@ -287,7 +287,7 @@ def rewritten(function: Any, *arguments: torch.Tensor) -> Any:
 
 
 def written(graph: Any) -> list[str]:
-    """Return the names of values that are computed in the memory of others."""
+    """Return the names of values in whose memory others are computed."""
     return [node.kwargs["out"].name for node in graph.nodes if "out" in node.kwargs]
 
 
@@ -303,17 +303,20 @@ def test_new_values_are_computed_where_they_are_kept() -> None:
     assert {"weight_1", "velocity_1"} <= set(written(graph))
 
 
-@pytest.mark.parametrize(
-    "after",
-    [
-        lambda old, new: (old.sum(),),  # an old value that is read later
-        lambda old, new: (old.t() * 2,),
-        lambda old, new: (new,),  # what is returned would change with the next call
-        lambda old, new: (new.t(),),
-        lambda old, new: (torch.linalg.cholesky(new @ new.t() + torch.eye(4)),),  # it may fail
-    ],
-)
-def test_values_that_are_read_later_keep_their_copy(after: Any) -> None:
+Results = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, ...]]
+READ_LATER: dict[str, Results] = {
+    "the old value is read later": lambda old, new: (old.sum(),),
+    "a view of the old value is read later": lambda old, new: (old.t() * 2,),
+    "the new value is returned": lambda old, new: (new,),  # it would change with the next call
+    "a view of the new value is returned": lambda old, new: (new.t(),),
+    "a later operator may fail": lambda old, new: (
+        torch.linalg.cholesky(new @ new.t() + torch.eye(4)),
+    ),
+}
+
+
+@pytest.mark.parametrize("after", READ_LATER.values(), ids=READ_LATER)
+def test_values_that_are_read_later_keep_their_copy(after: Results) -> None:
     def step(state: Any, gradient: Any) -> Any:
         new = state + gradient
         results = after(state, new)
@@ -321,7 +324,9 @@ def test_values_that_are_read_later_keep_their_copy(after: Any) -> None:
         return results
 
     graph = rewritten(step, STATE, GRADIENT)
-    assert graph.find_nodes(op="call_function", target=aten.copy_.default)
+
+    copies = graph.find_nodes(op="call_function", target=aten.copy_.default)
+    assert copies, "the new value is computed in the memory of the old one"
 
 
 def test_a_transposed_operand_keeps_the_copy() -> None:
@@ -351,7 +356,9 @@ def test_operands_that_nothing_needs_make_room() -> None:
         kept = product.relu()
         return ((kept + 1.0) * kept, product.t().t())
 
-    assert written(rewritten(function, STATE, OTHER)) == ["add"]
+    overwritten = written(rewritten(function, STATE, OTHER))
+
+    assert overwritten == ["add"]
 
 
 def view_of_what_moved(x: Any, y: Any) -> Any:

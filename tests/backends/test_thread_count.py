@@ -32,41 +32,127 @@ def two_threads() -> None:
     torch.set_num_threads(2)
 
 
-def test_a_new_number_of_threads_restarts_the_trial_and_determinism_stops_it() -> None:
+def test_a_trial_alternates_the_numbers_and_ends_with_the_faster_one() -> None:
     machine = Machine(one=1.0, two=2.0)
-    assert [machine.call() for _ in range(11)][-1] == machine.threads.chosen == 1
+
+    calls = [machine.call() for _ in range(11)]
+
+    assert calls == [2, 1, 2, 1, 2] + [1] * 6
+
+
+def test_the_number_that_was_chosen_is_known() -> None:
+    machine = Machine(one=1.0, two=2.0)
+
+    for _ in range(11):
+        machine.call()
+
+    assert machine.threads.chosen == 1
+
+
+def test_a_new_number_of_threads_restarts_the_trial() -> None:
+    machine = Machine(one=1.0, two=2.0)
+    for _ in range(11):
+        machine.call()
+
     torch.set_num_threads(3)
+
     assert machine.call() == 3
+
+
+def test_deterministic_algorithms_run_on_the_number_that_the_user_set() -> None:
+    machine = Machine(one=1.0, two=2.0)
     torch.use_deterministic_algorithms(True)
-    assert {machine.call() for _ in range(20)} == {3}
-    torch.use_deterministic_algorithms(False)
+
+    calls = [machine.call() for _ in range(20)]
+
+    assert calls == [2] * 20
+
+
+def test_after_an_exception_the_number_is_the_one_that_the_user_set() -> None:
+    machine = Machine(one=1.0, two=2.0)
+    for _ in range(11):
+        machine.call()
+
     with pytest.raises(ZeroDivisionError):
         machine.threads.run(lambda: 1 / 0)
-    assert torch.get_num_threads() == 3
+
+    assert torch.get_num_threads() == 2
+
+
+def test_where_the_user_set_one_thread_nothing_is_tried() -> None:
+    machine = Machine(one=1.0, two=2.0)
     torch.set_num_threads(1)
-    assert machine.call() == 1
+
+    calls = [machine.call() for _ in range(5)]
+
+    assert calls == [1] * 5
     assert machine.threads.decision == ""
 
 
-def test_the_faster_number_stays_until_calls_become_slow_or_it_is_measured_again(
+TWO = "with 2 threads: 1.00 ms a call, 2.00 ms a call with one"
+ONE = "with one thread: 2.00 ms a call, 100.00 ms a call with 2"
+
+
+@pytest.fixture
+def decided() -> Machine:
+    """Return a machine on which two threads are faster, after the trial."""
+    machine = Machine(one=0.002, two=0.001)
+    while not machine.threads.decision:
+        machine.call()
+    return machine
+
+
+def test_a_trial_of_short_calls_takes_a_quarter_of_a_second(decided: Machine) -> None:
+    assert 0.25 < decided.now < 0.26
+
+
+def test_a_decision_says_what_calls_take_with_each_number(decided: Machine) -> None:
+    assert decided.threads.decision == TWO
+
+
+def test_the_faster_number_stays(decided: Machine) -> None:
+    calls = [decided.call() for _ in range(1000)]
+
+    assert calls == [2] * 1000
+
+
+def test_a_number_with_which_calls_become_slow_is_tried_again_and_replaced(
+    decided: Machine,
+) -> None:
+    decided.two = 0.1
+
+    soon = [decided.call() for _ in range(20)]
+    later = [decided.call() for _ in range(1000)]
+
+    assert soon.count(1) == 4 + 2  # in the trial, then chosen
+    assert later == [1] * 1000
+    assert decided.threads.decision == ONE
+
+
+def test_numbers_are_measured_again_after_a_long_time(decided: Machine) -> None:
+    decided.two = 0.1
+    for _ in range(1000):
+        decided.call()
+    decided.two = 0.001
+
+    calls = [decided.call() for _ in range(12_000)]
+
+    assert calls[-1] == 2
+
+
+def test_the_log_has_each_decision_that_differs_from_the_one_before(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO, logger=log.engine.name)
     machine = Machine(one=0.002, two=0.001)
-    while not machine.threads.decision:
-        machine.call()
-    assert 0.25 < machine.now < 0.26
-    decided = "with 2 threads: 1.00 ms a call, 2.00 ms a call with one"
-    assert {machine.call() for _ in range(1000)} == {2}
-    machine.two = 0.1
-    assert [machine.call() for _ in range(20)].count(1) == 4 + 2  # tried, taken
-    fallen = "with one thread: 2.00 ms a call, 100.00 ms a call with 2"
-    assert {machine.call() for _ in range(1000)} == {1}
-    assert machine.threads.decision == fallen
-    machine.two = 0.001
-    assert [machine.call() for _ in range(12_000)][-1] == 2
-    assert machine.threads.decision == decided
-    assert [text.partition("runs ")[2] for text in caplog.messages] == [decided, fallen, decided]
+
+    for seconds in (0.001, 0.1, 0.001):
+        machine.two = seconds
+        for _ in range(13_000):
+            machine.call()
+
+    decisions = [text.partition("runs ")[2] for text in caplog.messages]
+    assert decisions == [TWO, ONE, TWO]
 
 
 @pytest.mark.parametrize(
@@ -82,6 +168,7 @@ def test_short_calls_and_calls_that_threads_clearly_help_are_not_tried_for_long(
     one: float, two: float, calls: list[int], reason: str
 ) -> None:
     machine = Machine(one, two)
+
     assert [machine.call() for _ in calls] == calls
     assert machine.threads.decision == f"with {reason}"
 
