@@ -2,6 +2,7 @@
 
 import logging
 import threading
+from collections import Counter
 
 import pytest
 import torch
@@ -37,7 +38,7 @@ def test_a_trial_alternates_the_numbers_and_ends_with_the_faster_one() -> None:
 
     calls = [machine.call() for _ in range(11)]
 
-    assert calls == [2, 1, 2, 1, 2] + [1] * 6
+    assert "".join(map(str, calls)) == "21212" + "1" * 6
 
 
 def test_the_number_that_was_chosen_is_known() -> None:
@@ -65,7 +66,7 @@ def test_deterministic_algorithms_run_on_the_number_that_the_user_set() -> None:
 
     calls = [machine.call() for _ in range(20)]
 
-    assert calls == [2] * 20
+    assert Counter(calls) == {2: 20}
 
 
 def test_after_an_exception_the_number_is_the_one_that_the_user_set() -> None:
@@ -113,7 +114,7 @@ def test_a_decision_says_what_calls_take_with_each_number(decided: Machine) -> N
 def test_the_faster_number_stays(decided: Machine) -> None:
     calls = [decided.call() for _ in range(1000)]
 
-    assert calls == [2] * 1000
+    assert Counter(calls) == {2: 1000}
 
 
 def test_a_number_with_which_calls_become_slow_is_tried_again_and_replaced(
@@ -125,7 +126,7 @@ def test_a_number_with_which_calls_become_slow_is_tried_again_and_replaced(
     later = [decided.call() for _ in range(1000)]
 
     assert soon.count(1) == 4 + 2  # in the trial, then chosen
-    assert later == [1] * 1000
+    assert Counter(later) == {1: 1000}
     assert decided.threads.decision == ONE
 
 

@@ -101,17 +101,29 @@ def test_code_of_a_step_has_the_same_meaning_as_in_eager_torch(function: Any) ->
 def numbers_of_both_types(p: torch.Tensor, group: dict[str, Any], state: dict[str, Any]) -> None:
     state["count"] = state.get("count", 0) + 1
     state["share"] = state.get("share", 1.0) * 0.5
+    state["double"], state["half"] = state["count"] * 2, state["count"] / 2
+    state["whole half"], state["remaining"] = state["count"] // 2, 9 - state["count"]
     p.sub_(p.grad, alpha=group["lr"] * state["share"])
 
 
-@pytest.mark.parametrize(("name", "kind"), [("count", int), ("share", float)])
-def test_a_number_in_the_state_keeps_its_type(name: str, kind: type) -> None:
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("count", int),
+        ("share", float),
+        ("double", int),
+        ("half", float),
+        ("whole half", int),
+        ("remaining", int),
+    ],
+)
+def test_a_number_in_the_state_has_the_type_of_eager_torch(name: str, kind: type) -> None:
     pair = Pair(step_by_function(numbers_of_both_types))
 
     pair.steps(3)
 
-    entry = pair.optimizer.state_dict()["state"][0]
-    assert type(entry[name]) is kind
+    number = pair.optimizer.state_dict()["state"][0][name]
+    assert type(number) is kind
 
 
 class ClippingByHand(T.Optimizer):
@@ -159,6 +171,19 @@ class ByParameter(T.Optimizer):
 
 def test_attributes_may_know_parameters_and_their_identities() -> None:
     pair = Pair(ByParameter)
+    pair.steps(3)
+    pair.assert_alike()
+
+
+def test_a_step_may_use_parameters_that_it_reaches_through_the_model() -> None:
+    def make(model: Net) -> Any:
+        def function(p: torch.Tensor, group: dict[str, Any], state: dict[str, Any]) -> None:
+            scale = 1 + model.first.bias.abs().mean()
+            p.sub_(p.grad * scale, alpha=group["lr"])
+
+        return step_by_function(function)(model)
+
+    pair = Pair(make)
     pair.steps(3)
     pair.assert_alike()
 
