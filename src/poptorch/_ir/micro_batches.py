@@ -80,6 +80,12 @@ class Loops:
         """Return the shape of one slice of a tensor that divides."""
         return (shape[0] // self.slices, *shape[1:]) if shape else ()
 
+    def cuts(self, shapes: Sequence[Sequence[int]], usual: Sequence[Sequence[int]]) -> bool:
+        """Tell whether a batch has fewer rows than usual, so that micro-batches of the usual size
+        are cut from it. A single micro-batch becomes smaller itself.
+        """
+        return self.micro_batches > 1 and have_fewer_rows(shapes, usual)
+
     def cut(
         self, batch: Iterable[torch.Tensor], lanes: Lanes | None = None
     ) -> Sequence[Sequence[torch.Tensor]]:
@@ -106,3 +112,14 @@ class Loops:
             f"{self.iterations} device iterations x {self.input_groups} {groups} "
             f"x {self.accumulation} accumulation steps"
         )
+
+
+def have_fewer_rows(shapes: Sequence[Sequence[int]], usual: Sequence[Sequence[int]]) -> bool:
+    """Tell whether tensors of these shapes have fewer rows than usual, all in proportion."""
+    pairs = list(zip(shapes, usual, strict=True))
+    if any(len(now) != len(then) for now, then in pairs):
+        return False
+    rows = [(now[0], then[0]) for now, then in pairs if then]
+    return all(now * rows[0][1] == then * rows[0][0] for now, then in rows) and any(
+        now < then for now, then in rows
+    )

@@ -253,10 +253,15 @@ class Session:
         else:
             return self._returned(*call.run(*prepared))
         parts = self._shares(arguments)
-        if parts:
-            return self._returned(*self._run_shares(parts))
-        call, prepared = self._bind_other_sizes(arguments, unlike)
-        return self._returned(*call.run(*prepared))
+        if not parts or self._has_others(parts):
+            try:
+                call, prepared = self._bind_other_sizes(arguments, unlike)
+            except Error as error:
+                if not (parts and error.of_batch):
+                    raise
+            else:
+                return self._returned(*call.run(*prepared))
+        return self._returned(*self._run_shares(parts, unlike))
 
     def _bind_other_sizes(
         self, arguments: Arguments, unlike: Error
@@ -319,13 +324,13 @@ class Session:
             return arguments
         bind = self.model.signature.bind
         whole = bind(self.whole)
-        return self.whole if is_shorter(bind(arguments, like=whole), whole) else arguments
+        bound, loops = bind(arguments, like=whole), self.settings().loops
+        return self.whole if is_shorter(bound, whole, loops) else arguments
 
     def run_micro_batches(self, arguments: Arguments, each: Sequence[Arguments]) -> Any:
         """Run one update of a batch whose micro-batches, given by themselves, differ in size."""
         bound = [self.model.signature.bind(own) for own in each]
-        parts = [(unequal_share(bound), arguments)]
-        return self._returned(*self._run_shares(parts))
+        return self._returned(*self._run_shares([(unequal_share(bound), arguments)]))
 
     def _shares(self, arguments: Arguments) -> list[tuple[Share, Arguments]]:
         """Return what runs which part of a batch that no program takes; nothing if none can."""
@@ -334,21 +339,41 @@ class Session:
         if usual is None or programs == 1:
             return []
         bound = signature.bind(arguments, like=usual.bound)
-        if not programs and not is_shorter(bound, usual.bound):
+        if not programs and not is_shorter(bound, usual.bound, self._spec.loops):
             return []
         return [
             (share, signature.assemble(signature.given(part)))
             for share, part in shares_of(bound, usual, self._spec)
         ]
 
-    def _run_shares(self, parts: Sequence[tuple[Share, Arguments]]) -> Done:
-        """Run one share after another; afterwards the program of whole batches is used again."""
+    def _has_others(self, parts: Sequence[tuple[Share, Arguments]]) -> bool:
+        """Return whether a batch of another size was shorter, too, and this one has no program.
+
+        Sizes then vary in more than the last batch of an epoch, and one program can serve all.
+        """
+        mode = self.model.follow_mode()
+        shares = [each.share for each in self.programs.all if each.share and each.mode == mode]
+        is_single = self._spec.loops.micro_batches == 1
+        return is_single and bool(shares) and all(share not in shares for share, _ in parts)
+
+    def _run_shares(
+        self, parts: Sequence[tuple[Share, Arguments]], unlike: Error | None = None
+    ) -> Done:
+        """Run one share after another; afterwards the program of whole batches is used again.
+
+        ``unlike``: what to report if torch cannot run ``forward`` with these sizes.
+        """
         usual, done = self.programs.all[-1], list[Done]()
         mode = self.model.follow_mode()
         try:
             for share, arguments in parts:  # all are there before the first one runs
-                found = self.programs.find(mode, arguments, share)
-                now = found or self._program_for(arguments, share)
+                now = self.programs.find(mode, arguments, share)
+                try:
+                    now = now or self._program_for(arguments, share)
+                except RuntimeError as error:
+                    if unlike is None or isinstance(error, Error):
+                        raise
+                    raise unlike from error
                 check_results(usual.emitted(), now.emitted())
             for share, arguments in parts:
                 call, prepared = self._bind(arguments, share)
@@ -493,6 +518,8 @@ class Session:
             known = _compile.Earlier(earlier.compiled.micro, earlier.inputs.slots())
             try:
                 task = self.model.task(bound, spec, symbols=symbols)
+                if self._varies and self._usual is not None:
+                    task.inputs.whole = self._usual.shapes
                 return self._compiled(task, True, known)
             except NotSymbolic as error:
                 reason = str(error)
@@ -515,7 +542,8 @@ class Session:
         """
         usual, inputs = self._usual, self.now.inputs
         assert usual is not None
-        is_cut = self._spec.loops.micro_batches > 1 and is_shorter(bound, usual.bound)
+        loops = self._spec.loops
+        is_cut = loops.micro_batches > 1 and is_shorter(bound, usual.bound, loops)
         if is_cut or not inputs.differs_in_sizes(arguments):
             inputs.convert(arguments)
 

@@ -11,7 +11,7 @@ from torch.utils.data import TensorDataset
 
 import poptorch
 from helpers.closeness import relative
-from helpers.wrapping import Having, Regression, normal, options, unchecked
+from helpers.wrapping import Having, Regression, compilations, normal, options, unchecked
 from poptorch.enums import OutputMode
 
 ROWS = 8  # of a usual micro-batch
@@ -367,6 +367,85 @@ def test_with_programs_for_more_sizes_a_batch_that_divides_has_equal_micro_batch
 
     assert training(*batch(6))[1].shape == (2,)
     assert training(*batch(11))[1].shape == (2,)
+
+
+class PerPosition(nn.Module):
+    """Takes rows of any length, and returns the loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out = self.layer(x).mean(1)
+        return nn.functional.mse_loss(out, torch.zeros_like(out))
+
+
+def losses_and_weights(
+    shapes: list[tuple[int, int]], chosen: poptorch.Options, rows: int = ROWS
+) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
+    """Train with batches of some rows and lengths, and in eager PyTorch with micro-batches."""
+    model = PerPosition()
+    eager = copy.deepcopy(model)
+    optimizer, training = sgd(eager), poptorch.trainingModel(model, chosen, sgd(model))
+    found, expected = [], []
+    for shape in shapes:
+        x = normal(*shape, 4)
+        found += training(x).reshape(-1).tolist()
+        optimizer.zero_grad()
+        parts = x.split(rows)
+        for part in parts:
+            loss = eager(part)
+            (loss / len(parts)).backward()
+            expected.append(loss.item())
+        optimizer.step()
+    return (found, model.state_dict()), (expected, eager.state_dict())
+
+
+VARYING = {
+    "the same length": [(16, 5), (12, 5)],
+    "before the lengths vary": [(16, 5), (12, 9), (16, 9)],
+    "after the lengths vary": [(16, 5), (16, 9), (12, 5), (12, 9), (16, 7), (12, 7)],
+    "the other length first": [(16, 9), (16, 5), (12, 5), (12, 9)],
+    "after more rows": [(16, 5), (12, 5), (16, 6), (16, 7), (12, 5)],
+    "rows that do not divide": [(16, 5), (13, 5), (16, 9), (13, 9), (5, 7)],
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("shapes", VARYING.values(), ids=VARYING)
+def test_fewer_rows_are_cut_into_usual_micro_batches_whichever_size_came_first(
+    shapes: list[tuple[int, int]],
+) -> None:
+    chosen = options(accumulation=2).outputMode(OutputMode.All)
+    (losses, weights), (expected, eager) = losses_and_weights(shapes, chosen)
+
+    assert losses == pytest.approx(expected, rel=relative(64, 5))
+    torch.testing.assert_close(weights, eager)
+
+
+def test_after_a_second_shorter_size_one_program_serves_all_sizes() -> None:
+    model = PerPosition()
+    inference = poptorch.inferenceModel(model.layer, options())
+    with compilations() as compiled:
+        for rows in (16, 5, 5, 7, 11, 3, 9, 2):
+            x = normal(rows, 4)
+            torch.testing.assert_close(inference(x), model.layer(x).detach())
+
+    assert len(compiled) == 3
+    assert inference._session.now.inputs.symbols
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_shorter_batches_without_a_program_for_all_sizes_have_their_own() -> None:
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        return x * len(str(x.shape[0]))
+
+    inference = poptorch.inferenceModel(Having(lambda _, x: forward(x)), options())
+    for rows in (16, 5, 12, 3):
+        x = normal(rows, 4)
+        torch.testing.assert_close(inference(x), forward(x))
 
 
 def test_a_model_is_saved_for_whole_batches_after_a_shorter_one(tmp_path: Any) -> None:

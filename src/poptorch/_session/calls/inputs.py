@@ -70,6 +70,8 @@ class Inputs:
         self.conditions: Conditions | None = None  # of these sizes, once the program has been made
         self._allowed: dict[tuple[torch.Size, ...], bool] = {}  # shapes that were looked at
         self.is_retired = False
+        # Of a whole batch, if batches with fewer rows are cut as that one.
+        self.whole: Sequence[Sequence[int]] | None = None
         self.reason: str | None = None  # why there is no program for all sizes
         self._types = [torch.Tensor] * len(self._dtypes)
         self._expect(self._shapes)
@@ -222,6 +224,8 @@ class Inputs:
             if any(one != two for dim, (one, two) in sizes if (at, dim) not in self.symbols):
                 return False
         if not all(map(self._loops.divides, shapes)):
+            return False
+        if self.whole is not None and self._loops.cuts(shapes, self.whole):
             return False
         sizes_by_name = sizes_of(self.slots(), map(self._loops.of_micro_batch, shapes))
         assert self.conditions is not None

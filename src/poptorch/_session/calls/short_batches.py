@@ -16,7 +16,7 @@ import torch
 
 from ..._base import nested_values
 from ..._base.errors import Error
-from ..._ir.micro_batches import Loops
+from ..._ir.micro_batches import Loops, have_fewer_rows
 from ..._ir.spec import Spec
 from ...enums import OutputMode
 from .inputs import Inputs
@@ -55,23 +55,24 @@ class Share:
             starts = ends
 
 
-def is_shorter(bound: BoundArguments, usual: BoundArguments) -> bool:
-    """Return whether all tensors of a call have fewer rows than usual, in proportion, and nothing
-    else differs.
+def is_shorter(bound: BoundArguments, usual: BoundArguments, loops: Loops) -> bool:
+    """Return whether all tensors of a call have fewer rows than usual, in proportion.
+
+    Other sizes are equal, unless there are several micro-batches: the number of rows alone decides
+    how a batch is divided between them, so that this does not depend on the length of the
+    first batch.
     """
     parts = zip(usual.parts, bound.parts, strict=True)
     if any(nested_values.first_difference(expected, got) for (_, expected), (_, got) in parts):
         return False
     pairs = list(zip(bound.tensors, usual.tensors, strict=True))
-    for now, then in pairs:
-        if now.is_nested or now.dtype is not then.dtype or now.shape[1:] != then.shape[1:]:
-            return False
-        if now.dim() != then.dim():
-            return False
-    rows = [(now.shape[0], then.shape[0]) for now, then in pairs if then.dim()]
-    return all(now * rows[0][1] == then * rows[0][0] for now, then in rows) and any(
-        now < then for now, then in rows
-    )
+    if any(now.is_nested or now.dtype is not then.dtype for now, then in pairs):
+        return False
+    shapes, before = ([each.shape for each in own.tensors] for own in (bound, usual))
+    others = zip(shapes, before, strict=True)
+    if loops.micro_batches == 1 and any(now[1:] != then[1:] for now, then in others):
+        return False
+    return have_fewer_rows(shapes, before)
 
 
 def shares_of(
