@@ -61,8 +61,7 @@ def considering(executable: Executable, plan: Plan, code: PlanCode) -> Executabl
         spec.target.backend != AUTO
         or spec.training
         or spec.runs_together
-        or spec.runtime.report is not None
-        or spec.runtime.cycle_count
+        or spec.runtime.is_reported
         or code.is_symbolic
         or len(code.keys) < len(code.graphs)
         or bool(more)

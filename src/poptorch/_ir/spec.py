@@ -185,6 +185,11 @@ class Runtime:
     memory_proportions: tuple[tuple[int, float], ...] = ()  # (chip, share that a product may use)
 
     @property
+    def is_reported(self) -> bool:
+        """Whether what the calls cost is reported."""
+        return self.report is not None or self.cycle_count
+
+    @property
     def half_partials(self) -> tuple[bool, bool]:
         return self.half_matmuls, self.half_convolutions
 

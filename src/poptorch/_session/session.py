@@ -51,7 +51,6 @@ from .weights import DEVICE_ONLY, StateLayout, StateStore, Transfers
 # What the next compilation continues with after loading a file: state without a host tensor, by
 # key, and the random state, which is None for a new sequence.
 Restored = tuple[Mapping[str, torch.Tensor], list[int] | None]
-_SEVERAL = 2  # programs, with which other sizes are allowed
 _OF_SIZES = 4  # programs for inputs that differ in sizes alone, if no option sets a number
 RECENT = 8
 """The number of latest calls whose times are used, so that times of the interpreter are
@@ -299,6 +298,11 @@ class Session:
         """How many programs may be kept for one mode of the model."""
         return self._spec.runtime.programs or (_OF_SIZES if self._varies else 1)
 
+    @property
+    def _allows_other_sizes(self) -> bool:
+        """Whether inputs of other sizes may get another program."""
+        return self._count > 1
+
     def _bind(
         self, arguments: Arguments, share: Share | None = None
     ) -> tuple[BoundCall, tuple[Tensors, Tensors, float]]:
@@ -416,9 +420,9 @@ class Session:
         if now.inputs.symbols and (why := unsuitable(now.compiled.executable)) is not None:
             self.sizes.reasons[frozenset(now.inputs.symbols)] = why
             now.inputs.retire()
-        several = self._count > 1 or share is not None
+        may_differ = self._allows_other_sizes or share is not None
         other = mode != now.mode or share != now.share
-        if other or (several and not now.inputs.takes(arguments)):
+        if other or (may_differ and not now.inputs.takes(arguments)):
             now = self._change_program(now, mode, arguments, share)
         return now
 
@@ -482,7 +486,7 @@ class Session:
         self, now: Specialization, arguments: Arguments, share: Share | None = None
     ) -> Specialization:
         bound = self.model.signature.bind(arguments, like=now.inputs.bound)
-        if share is None and self._count == 1:
+        if share is None and not self._allows_other_sizes:
             now.inputs.convert(arguments)
         self.weights.fetch()
         self.weights.bring_down()
@@ -490,7 +494,7 @@ class Session:
         if variant is None:
             task = self.model.task(bound, self._spec, share=share)
             variant = self._compiled(task, background=True)
-        if share is None and self._count >= _SEVERAL and variant.reason is None:
+        if share is None and self._allows_other_sizes and variant.reason is None:
             variant.reason = why_fixed(self._spec)
         remember_compiled(variant, self.model.module)
         return variant
@@ -501,7 +505,7 @@ class Session:
         Otherwise compile one for these sizes, or return None if that was not tried.
         """
         spec = self._spec
-        if self._count < _SEVERAL:
+        if not self._allows_other_sizes:
             return None
         mode = self.model.follow_mode()
         earlier = self.programs.differing_in_sizes(mode, arguments)

@@ -72,7 +72,7 @@ def why_fixed(spec: Spec) -> str | None:
         return "several processes run the model together"
     if spec.precision.stochastic_rounding:
         return "the program uses stochastic rounding"
-    if spec.runtime.report is not None or spec.runtime.cycle_count:
+    if spec.runtime.is_reported:
         return "its costs are reported, which depend on sizes"
     if spec.target.synthetic_data:
         return "the program runs with synthetic data"

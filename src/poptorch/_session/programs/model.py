@@ -90,8 +90,7 @@ class Model:
         if users != seen_users and users is self._trained:
             self.module.training = own = users
         self._seen_training = users, own
-        # the same condition as in ``_keeps_mode``
-        if self._trained or own != seen_own or own or not users:
+        if own != seen_own or not self._keeps_mode():
             self._mode = tuple(self._read_modes())
         if self._trained and not users and not self._has_warned and not any(self._mode[1:]):
             self._has_warned = True

@@ -46,9 +46,8 @@ class Specialization:
         self.changed_inputs = compiled.changed_inputs()
         # Why it is for inputs of one size, if there may be several programs.
         self.reason = why_fixed(self.spec) if self.spec.runtime.programs > 1 else None
-        runtime = self.spec.runtime
         self.has_anchors = bool(self.spec.anchors)
-        self.is_reported = runtime.report is not None or bool(runtime.cycle_count)
+        self.is_reported = self.spec.runtime.is_reported
         self.synthetic = self.inputs.synthetic() if self.spec.target.synthetic_data else None
 
     def tensor_names(self) -> list[str]:
