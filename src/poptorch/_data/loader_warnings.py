@@ -61,7 +61,12 @@ def remainder(loader: Any, plan: Arrangement, process: int, processes: int, prog
 
 
 def _divides_itself(dataset: object) -> bool:
-    """Return whether code of a data set, or of one inside it, asks which worker it runs in."""
+    """Return whether code of a data set, or of one inside it, asks which worker it runs in.
+
+    This reads the names that the code uses, because the warning is given before a worker runs. In a
+    worker it could not be observed either: scripts import ``get_worker_info`` by name, so no other
+    function can take its place.
+    """
     held = [each for each in vars(dataset).values() if isinstance(each, IterableDataset)]
     own = [cls for cls in type(dataset).__mro__ if cls not in IterableDataset.__mro__]
     functions = [each for cls in own for each in vars(cls).values()]
