@@ -1,5 +1,6 @@
 """ONNX Runtime evaluates models, and what it cannot do is refused or runs elsewhere."""
 
+import operator
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -117,3 +118,59 @@ def test_results_have_types_that_numpy_does_not_know() -> None:
     result = executor(x)
 
     assert torch.equal(result, x.to(torch.bfloat16))
+
+
+def test_inputs_that_require_gradients_leave_no_gradient_behind() -> None:
+    executor = compiled(nn.Linear(4, 3).eval(), "onnxruntime")
+    x = normal(2, 4)
+    executor(x)
+
+    results = [executor(x.clone().requires_grad_()) for _ in range(3)]
+
+    assert not any(each.requires_grad for each in results)
+    torch.testing.assert_close(results[2], executor(x))
+
+
+@pytest.mark.compiling_fails
+def test_a_session_that_fails_after_some_calls_is_replaced_by_the_reference_backend(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    executor = compiled(nn.Linear(4, 3).eval(), "onnxruntime")
+    x = normal(2, 4)
+    before = [executor(x) for _ in range(3)]
+
+    monkeypatch.setattr(onnx_runtime._Bound, "__call__", operator.index)  # fails
+    after = executor(x)
+
+    torch.testing.assert_close(after, before[0])
+    assert "cannot be interpreted as an integer" in caplog.text
+
+
+SIZES, TYPES = (3, 9000, 40000), (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("size", SIZES)
+def test_one_element_that_is_not_finite_is_found(
+    size: int, dtype: torch.dtype, value: float
+) -> None:
+    own = torch.ones(size, dtype=dtype)
+    is_finite = onnx_runtime._finite_check(own)
+    before = is_finite()
+
+    own[size // 2] = value
+
+    assert before
+    assert not is_finite()
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("size", SIZES)
+def test_large_numbers_whose_sum_is_infinite_are_finite(size: int, dtype: torch.dtype) -> None:
+    largest = torch.full((size,), torch.finfo(dtype).max, dtype=dtype)
+    assert onnx_runtime._finite_check(largest)()
+
+
+def test_integers_are_finite() -> None:
+    assert onnx_runtime._finite_check(torch.arange(5))()

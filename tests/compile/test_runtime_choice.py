@@ -4,6 +4,7 @@ import gc
 import threading
 import weakref
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from helpers.folded import Mixed, check_new_weights, same
 from helpers.patience import eventually
 from helpers.wrapping import Having, normal, options, training
 from poptorch._compile import cache, runtime_choice
+from poptorch._ir.program import State
 
 pytestmark = pytest.mark.slow
 EXPORT = runtime_choice.Other.export
@@ -38,7 +40,7 @@ def folder(monkeypatch: pytest.MonkeyPatch, code_of_all_tests: Path) -> Path:
     """Compare at once, and export in this process. No choice of an earlier test is known."""
     for choice in code_of_all_tests.glob("*.choice"):
         choice.unlink()
-    for name in ("EARLY", "FIRST", "POLL_SECONDS", "TRIAL", "SHARE"):
+    for name in ("EARLY", "FIRST", "POLL_SECONDS", "TRIAL", "SHARE", "SETTLED"):
         monkeypatch.setattr(runtime_choice, name, 0.0)
     monkeypatch.setattr(runtime_choice, "FEWEST", 1)
     monkeypatch.setattr(runtime_choice.Other, "export", exported_here)
@@ -105,6 +107,43 @@ def test_compiled_code_stays_if_it_is_not_slower(
     assert "ONNX Runtime is not faster: " in str(executor.plan())
     assert sum("Compiled code stays" in r.message for r in caplog.records) == 1
     same(executor, model, x)
+
+
+class OnAClock:
+    """A runtime whose calls take some time on a clock, and longer after calls of another one."""
+
+    def __init__(self, clock: list[Any], settled: float, first: float) -> None:
+        self._clock, self._settled, self._first = clock, settled, first
+
+    def run(self, state: State, batch: Any) -> Any:
+        now, last = self._clock
+        self._clock[:] = now + (self._settled if last is self else self._first), self
+        return batch
+
+    def fits(self, state: State) -> bool:
+        return True
+
+
+def test_a_runtime_is_timed_after_earlier_calls_of_the_same_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """After the other one's calls, its threads still spin and its weights fill the caches."""
+    clock: list[Any] = [0.0, None]
+    monkeypatch.setattr(runtime_choice, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    monkeypatch.setattr(runtime_choice, "SETTLED", 0.004)
+    compiled, other = OnAClock(clock, 0.001, 0.001), OnAClock(clock, 0.0005, 0.005)
+    code: Any = SimpleNamespace(
+        store=SimpleNamespace(note_choice=lambda *_: None), announce=lambda *_: None
+    )
+    executable: Any = runtime_choice.Fastest(compiled, None, code)  # type: ignore[arg-type]
+    other.key = "key"  # type: ignore[attr-defined]
+    executable._other, executable._do = other, runtime_choice.Fastest._alternate
+
+    while not executable.decided:
+        executable.run(State(), ())
+
+    assert executable._choice.ours == pytest.approx(0.001)
+    assert executable._choice.other == pytest.approx(0.0005)
 
 
 def test_new_weights_reach_onnx_runtime(monkeypatch: pytest.MonkeyPatch) -> None:

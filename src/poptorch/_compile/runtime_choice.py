@@ -1,7 +1,7 @@
 """Let ONNX Runtime take over an inference program from compiled code, if it is faster.
 
 A second process exports the program at low priority. Then one call runs both, and their results are
-compared. In the following calls both run alternately and are timed, and the faster one stays. The
+compared. In the following calls both run in turns and are timed, and the faster one stays. The
 times are kept with the compiled code, so that later processes need not compare again.
 
 A session of ONNX Runtime has the weights as constants. After a change of the weights, compiled code
@@ -11,12 +11,10 @@ runs until the time that it has lost would have paid for a new session.
 from __future__ import annotations
 
 import dataclasses
-import math
 import statistics
 import time
 from collections.abc import Callable
 
-import numpy as np
 import torch
 
 from .._base import log
@@ -32,6 +30,7 @@ from .._ir.program import State
 from .._ir.tensors import Tensors
 from ..backends import Builder, Compiled, Executable
 from ..backends.driver import LoopExecutable, program_report
+from ..backends.onnx_runtime import InputNotFinite, Sessions
 from . import compiler_processes, registry
 from .cache import Choice, choice_key
 from .compiler_processes import CompileJob
@@ -44,10 +43,11 @@ POLL_SECONDS = 0.5  # seconds between two checks for a free core or the exported
 EXPORTING, SHARE = 10.0, 0.5  # seconds of an export; without a free core, it waits for this share
 # Seconds of timed calls, and the smallest and the largest number of timed calls of each.
 TRIAL, FEWEST, MOST = 0.25, 3, 50
+# Seconds of calls of one of both that are not timed after the other one has run. OpenMP's threads
+# spin for a few milliseconds after a call, on the cores of the next one, and the caches are cold.
+SETTLED = 0.006
 GAIN = 0.95  # the share of compiled code's time below which a copy of the weights is justified
 _MEMORY = 0.25  # the largest share of the free memory that a session may need
-
-_ONE_THREAD = 1 << 15  # torch adds up this number of elements with one thread
 
 NextCall = Callable[["Fastest", State, Tensors], Tensors]
 
@@ -142,7 +142,10 @@ class Other:
             failures = [why for outcome, why in outcomes if outcome != compiler_processes.STORED]
         found = self._code.found()
         if len(found) == len(self._code.keys):
-            self._executable = self._code.builder.assemble(self._code.plan, found, 0.0)
+            executable = self._code.builder.assemble(self._code.plan, found, 0.0)
+            assert isinstance(executable, Sessions), "the other runtime is this one"
+            executable.only_finite = True
+            self._executable = executable
         elif self._job is not None:
             cannot_be_read = "the exported program cannot be read"
             raise Unsuitable(failures[0] if failures else cannot_be_read, stays=bool(failures))
@@ -167,9 +170,10 @@ class Other:
             state.writes.restore()
         if not self.fits(state) and any(map(_has_nan, state.values.values())):
             raise Unsuitable("a weight is no number")
-        if not all(map(_is_finite, batch)):
-            raise Unsuitable("an input is infinite or no number")
-        return self._executable.run(state.for_second_executable(), batch)
+        try:
+            return self._executable.run(state.for_second_executable(), batch)
+        except InputNotFinite as error:
+            raise Unsuitable("an input is infinite or no number") from error
 
     def report(self) -> Report:
         assert self._executable is not None, "only called when it is there"
@@ -189,6 +193,8 @@ class Fastest:
         self._calls = 0  # of compiled code, and while both are timed, of both
         self._spent, self._enough = 0.0, EARLY  # seconds of calls of compiled code
         self._times: tuple[list[float], list[float]] = ([], [])  # of compiled code, of the other
+        # whose turn it is, and when the turn began
+        self._turn_of_other, self._turn = False, 0.0
         self._session = 0.0  # seconds that it took to make a session
         self._since = 0  # calls of compiled code since the weights have changed
         self._writes = -1  # how many times the weights had changed
@@ -308,7 +314,10 @@ class Fastest:
         return ""
 
     def _alternate(self, state: State, batch: Tensors) -> Tensors:
-        """Run one of both, and measure the time. When both have run often enough, choose."""
+        """Run one of both, and measure the time. When both have run often enough, choose.
+
+        Later, only one of both will run. So each runs for a while before one of its calls is timed.
+        """
         assert self._other is not None, "it is there"
         if not self._other.fits(state) or not _may_round_differently():  # the weights have changed
             self._release(state)
@@ -318,9 +327,12 @@ class Fastest:
         ours, other = self._times
         is_other = len(other) < len(ours)
         start = time.perf_counter()
+        if is_other is not self._turn_of_other:
+            self._turn_of_other, self._turn = is_other, start
         results = self._run_safely(state, batch) if is_other else self._ours.run(state, batch)
-        self._times[is_other].append(time.perf_counter() - start)
         self._calls += 1
+        if start - self._turn >= SETTLED:
+            self._times[is_other].append(time.perf_counter() - start)
         if self._do is not Fastest._alternate:  # the other one has just failed
             return results
         count, spent = len(other) - 1, sum(ours) + sum(other)  # the first ones fill the caches
@@ -408,18 +420,6 @@ def _nudging(graph: Graph) -> Compiled:
 
 def _has_nan(value: torch.Tensor) -> bool:
     return value.is_floating_point() and bool(value.isnan().any())
-
-
-def _is_finite(value: torch.Tensor) -> bool:
-    """Return whether all numbers are finite. Uses one thread, so that no others wake up."""
-    if not value.is_floating_point():
-        return True
-    if value.numel() <= _ONE_THREAD or value.dtype not in (torch.float32, torch.float64):
-        total = float(value.sum())
-    else:
-        with np.errstate(all="ignore"):
-            total = float(value.detach().numpy().sum())
-    return math.isfinite(total) or bool(value.isfinite().all())
 
 
 def _may_round_differently() -> bool:

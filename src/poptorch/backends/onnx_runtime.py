@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import importlib.util
 import logging
+import math
 import re
 import time
 import warnings
@@ -17,21 +19,26 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.dlpack import from_dlpack
 
+from .._base import interrupts
 from .._base.errors import Error
 from .._ir.graph import Graph
 from .._ir.plan import Plan, Report
 from .._ir.program import State
+from . import stopwatch
 from .driver import LoopExecutable, program_report
 from .prepare import accept_strides, without_writes, written
-from .process_settings import P, R
+from .process_settings import P, R, alone
 from .protocol import Code, Compiled, Executable, Progress
 from .thread_count import Threads
 
 _NEEDED = ("onnx", "onnxscript", "onnxruntime")
 _INPUT, _CONSTANT, _UNREAD = "", "given to the session", "read by nothing"
+# The numbers of elements that torch adds up, and that BLAS multiplies, with one thread.
+_ONE_THREAD, _ONE_BLAS_THREAD = 1 << 15, 1 << 13
 
 
 class OnnxRuntime:
@@ -176,8 +183,13 @@ class ExportedGraph:
     def __call__(self, arguments: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         return self.session(arguments)(arguments)
 
-    def session(self, arguments: Sequence[torch.Tensor]) -> Compiled:
-        """Return the graph's function for these constants, which are copied if this saves time."""
+    def session(self, arguments: Sequence[torch.Tensor], only_finite: bool = False) -> Compiled:
+        """Return the graph's function for these constants, which are copied if this saves time.
+
+        Args:
+            arguments: the constants, at the places of the graph's inputs.
+            only_finite: refuse inputs that are infinite or no numbers, with ``InputNotFinite``.
+        """
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
@@ -189,7 +201,7 @@ class ExportedGraph:
         ]
         options.add_external_initializers([*self._constants], constants)
         session = onnxruntime.InferenceSession(self.code, options, ["CPUExecutionProvider"])
-        return _Bound(session, self._given, self._results)
+        return _Bound(session, self._given, self._results, only_finite)
 
 
 _SMALL = 1 << 16
@@ -225,13 +237,19 @@ class _Value:
         return self.name, "cpu", 0, self.kind, self.shape
 
 
+class InputNotFinite(Exception):  # noqa: N818 (nothing went wrong)
+    """An input is infinite or no number, and the session was asked to refuse such inputs."""
+
+
 class _Bound:
     """A session whose small inputs and results are copied from and to memory that is bound once.
 
     Large inputs are read where they are, and large results are new in each call.
     """
 
-    def __init__(self, session: Any, inputs: Mapping[int, _Value], results: list[_Value]) -> None:
+    def __init__(
+        self, session: Any, inputs: Mapping[int, _Value], results: list[_Value], only_finite: bool
+    ) -> None:
         self._run, self._binding = session.run_with_iobinding, session.io_binding()
         self._inputs, self._results = inputs, results
         bind, bind_result = self._binding.bind_ortvalue_input, self._binding.bind_ortvalue_output
@@ -244,10 +262,19 @@ class _Bound:
         self._dtypes = {
             at: own.dtype for at, own in enumerate(returned) if at not in self._returned
         }
+        self._is_small = not (self._large or self._dtypes)
+        self._only_finite = only_finite
+        self._finite = [_finite_check(own) for own in self._given.values()] if only_finite else []
 
     def __call__(self, arguments: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         for at, own in self._given.items():
             own.copy_(arguments[at])
+        for is_finite in self._finite:
+            if not is_finite():
+                raise InputNotFinite
+        if self._is_small:
+            self._run(self._binding)
+            return [own.clone() for own in self._returned.values()]
         read = [self._read(at, arguments[at]) for at in self._large]
         new = {at: self._new(at, dtype) for at, dtype in self._dtypes.items()}
         self._run(self._binding)
@@ -257,6 +284,8 @@ class _Bound:
 
     def _read(self, at: int, value: torch.Tensor) -> torch.Tensor:
         value = value.contiguous()
+        if self._only_finite and not _is_finite(value):
+            raise InputNotFinite
         address = value.data_ptr()
         if address != self._large[at]:
             self._binding.bind_input(*self._inputs[at].there, address)
@@ -269,11 +298,63 @@ class _Bound:
         return value
 
 
+def _finite_check(own: torch.Tensor) -> Callable[[], bool]:
+    """Return a function that returns whether all numbers of a tensor are finite at that time.
+
+    After a session has run, hardly anything else is in the caches, and a sum by torch takes 10 us.
+    A product with zeros takes 3 us. It is zero, unless a number is infinite or none.
+    """
+    if own.dtype not in (torch.float32, torch.float64) or own.numel() > _ONE_BLAS_THREAD:
+        return functools.partial(_is_finite, own)
+    values = own.numpy().reshape(-1)
+    zeros, product = np.zeros_like(values), np.vdot
+    return lambda: bool(product(values, zeros) == 0)
+
+
+def _is_finite(value: torch.Tensor) -> bool:
+    """Return whether all numbers are finite. Uses one thread, so that no others wake up."""
+    if not value.is_floating_point():
+        return True
+    total = value.sum() if value.numel() <= _ONE_THREAD else alone(value.sum)
+    return math.isfinite(float(total)) or bool(alone(value.isfinite().all))
+
+
 class Sessions(LoopExecutable):
+    """Runs a plan with sessions of ONNX Runtime, which are made for the weights of a state.
+
+    With ``only_finite``, inputs that are infinite or no numbers are refused.
+    """
+
     def __init__(self, plan: Plan, models: Mapping[str, Compiled], report: Report) -> None:
         super().__init__(plan, {}, report)
         self._models = models
         self._prepares, self._threads = True, _OwnThreads()
+        self.only_finite = False
+
+    def run(self, state: State, batch: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """Call the session at once if the program is one run, which is bound to the state."""
+        bound = state.bound
+        if (
+            bound is None
+            or bound[0] is not self
+            or bound[1] != state.writes.count
+            or not self._is_one_run
+            or stopwatch.current.get() is not None
+        ):
+            return super().run(state, batch)
+        (run,) = bound[2].values()
+        enabled = torch.is_grad_enabled()
+        try:
+            self._set_grad_enabled(False)
+            results: Sequence[torch.Tensor] = run(batch, self._points[0])
+        except InputNotFinite:
+            raise
+        except Exception:  # it fails again, and is recorded
+            return super().run(state, batch)
+        finally:
+            self._set_grad_enabled(enabled)
+        interrupts.check()
+        return results
 
     def _bound(self, state: State) -> tuple[object, int | None, dict[str, Any]]:
         """Bind sessions to a state, which alone holds them, so that they end with it."""
@@ -289,7 +370,7 @@ class Sessions(LoopExecutable):
             arguments = [state.read(s) if s.is_state else torch.empty(0) for s in graph.inputs]
             model = self._models[name]
             assert isinstance(model, ExportedGraph), "only this backend's functions come here"
-            functions[name] = _with_strides(model.session(arguments), graph)
+            functions[name] = _with_strides(model.session(arguments, self.only_finite), graph)
         self._functions = functions
         return {}
 
