@@ -135,6 +135,23 @@ class MomentumOfFirst(Own):
                 p.sub_(state["buffer"] / p.grad.norm() * group["lr"])
 
 
+class TwoNames(Own):
+    """The state of a weight has two names for the same memory."""
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                state = self.state[p]
+                if not state:
+                    state["mean"] = torch.zeros_like(p)
+                    state["flat mean"] = state["mean"].view(-1)
+                state["mean"].mul_(0.9).add_(p.grad)
+                p.sub_(state["flat mean"].view_as(p) * group["lr"])
+
+
 class AskingNorms(Own):
     def rate(self, place: Any, p: Any, group: Any) -> Any:
         return group["lr"] if p.norm() > 1 else 0.5 * group["lr"]
@@ -184,6 +201,7 @@ EACH = {
     "PerGradient": PerGradient,
     "NeedingAll": NeedingAll,
     "Neighbours": Neighbours,
+    "TwoNames": TwoNames,
 }
 
 
