@@ -4,6 +4,7 @@ import logging
 
 import pytest
 import torch
+from torch.utils._sympy.functions import FloorDiv
 
 from helpers.closeness import FUNCTION, near
 from helpers.compiled_graphs import check, graph, graph_for_many_sizes
@@ -17,9 +18,10 @@ from helpers.repeated_layers import (
     WIDTH,
     Repeated,
 )
-from poptorch._cpu import repeated_layers
+from poptorch._cpu import chains, repeated_layers
 from poptorch._cpu.compiled_code import load
 from poptorch._cpu.compiler import compile_graph
+from poptorch._ir.conditions import symbol
 from poptorch.backends.prepare import write_last
 
 pytestmark = pytest.mark.slow
@@ -77,3 +79,18 @@ def test_masks_in_column_order_are_read_in_that_order() -> None:
     tensors = DRAWING_IN_COLUMNS.tensors()
     code = compile_graph(*graph(DRAWING_IN_COLUMNS.step, tensors), tensors)
     assert code.run([*tensors])[0].isfinite().all()
+
+
+def test_sums_and_products_of_sizes_are_written_as_code() -> None:
+    one, two = symbol("s0"), symbol("s1")
+
+    assert chains._number(one**2 * two) in ("(s0*s0*s1)", "(s1*s0*s0)")
+    assert chains._number(one + 3) in ("(s0 + 3)", "(3 + s0)")
+
+
+def test_a_quotient_of_sizes_is_not_written_as_code() -> None:
+    """The graph is then compiled as a whole."""
+    half = FloorDiv(symbol("s0"), 2)
+
+    with pytest.raises(NotImplementedError, match="a view with the size"):
+        chains._number(4 * half)

@@ -22,7 +22,7 @@ from transformers import (
 
 import poptorch
 from helpers.closeness import near, relative
-from helpers.wrapping import compilations, options
+from helpers.wrapping import compilations, options, runs_compiled
 from poptorch.integrations.transformers import Trainer
 
 pytestmark = pytest.mark.slow
@@ -482,6 +482,24 @@ def test_a_cache_that_grows_by_each_token_is_compiled_at_most_three_times() -> N
 
     assert cache.get_seq_length() == 32
     assert len(compiled) <= 3
+
+
+@pytest.mark.larger("test_a_cache_that_grows_by_each_token_is_compiled_at_most_three_times")
+def test_compiled_code_serves_a_cache_that_grows_from_1_to_128_tokens() -> None:
+    model = GPT2LMHeadModel(GPT2Config(**{**GPT2, "n_positions": 128})).eval()
+    ours = poptorch.inferenceModel(copy.deepcopy(model), options("inductor").programs(3))
+    ids, cache, given = tokens(1, 1), None, None
+    with compilations() as compiled, torch.no_grad():
+        for _ in range(128):
+            result = ours(ids, past_key_values=cache) if cache is not None else ours(ids)
+            expected = model(ids, past_key_values=given)
+            cache, given = result.past_key_values, expected.past_key_values
+            torch.testing.assert_close(result.logits, expected.logits)
+            ids = result.logits.argmax(-1)
+
+    assert cache.get_seq_length() == 128
+    assert len(compiled) <= 3
+    assert runs_compiled(ours)
 
 
 def test_a_static_cache_needs_one_program_for_all_steps() -> None:

@@ -425,6 +425,17 @@ def test_fewer_rows_are_cut_into_usual_micro_batches_whichever_size_came_first(
     torch.testing.assert_close(weights, eager)
 
 
+def test_with_programs_for_more_sizes_a_batch_of_another_length_is_cut_if_it_does_not_divide() -> (
+    None
+):
+    chosen = options(accumulation=2).programs(3).outputMode(OutputMode.All)
+    shapes = [(16, 5), (13, 9), (16, 9), (13, 5)]
+    (losses, weights), (expected, eager) = losses_and_weights(shapes, chosen)
+
+    assert losses == pytest.approx(expected, rel=relative(64, 5))
+    torch.testing.assert_close(weights, eager)
+
+
 def test_after_a_second_shorter_size_one_program_serves_all_sizes() -> None:
     model = PerPosition()
     inference = poptorch.inferenceModel(model.layer, options())

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import poptorch
-from helpers import exported
+from helpers import exported, programs
 from helpers.cases import slow_but
 from helpers.closeness import FUNCTION, near, relative
 from helpers.patience import eventually
@@ -184,6 +184,41 @@ def key_after(*lengths: int) -> str | None:
 
 def test_one_entry_of_the_cache_serves_all_sizes_in_any_order() -> None:
     assert key_after(5, 9) == key_after(31, 12)
+
+
+WITH_CACHE = """
+import sys
+import torch
+from torch import nn
+import poptorch
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(8, 8), nn.Softmax(1)).eval()
+opts = poptorch.Options().backend("inductor").programs(3).enableExecutableCaching(sys.argv[1])
+executor = poptorch.inferenceModel(model, opts)
+for length in map(int, sys.argv[2:]):
+    x = torch.randn(2, length, 8)
+    torch.testing.assert_close(executor(x), model(x).detach())
+assert "for all sizes" in str(executor.plan())
+assert executor._executable.report().backend == "inductor"
+"""
+
+
+@pytest.mark.larger("test_compiled_code_serves_all_sizes")
+def test_one_entry_of_the_cache_serves_all_sizes_in_another_process(tmp_path: Path) -> None:
+    cached = tmp_path / "cache"
+    cached.mkdir(mode=0o700)
+    environment = programs.with_ours()
+    first = programs.run("-c", WITH_CACHE, cached, 5, 9, environment=environment)
+    entries = {path.name: path.stat().st_ino for path in cached.iterdir()}
+
+    second = programs.run("-c", WITH_CACHE, cached, 5, 31, 12, 7, environment=environment)
+
+    assert first.returncode == 0, first.stderr
+    assert second.returncode == 0, second.stderr
+    assert len(entries) >= 2  # for the first length, and for all
+    # A file that is written again is another file with the same name.
+    assert {path.name: path.stat().st_ino for path in cached.iterdir()} == entries
 
 
 def test_a_program_for_all_sizes_takes_the_place_of_that_for_the_first_size() -> None:
