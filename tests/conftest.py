@@ -89,9 +89,23 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return slow is not None or None
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Let every second worker import the tests from the last file on.
+
+    Before a first run, files have no byte code with pytest's assertions. This way each of two
+    workers makes that of one half, which takes seven seconds for all, and reads that of the other.
+    """
+    of_a_worker = re.fullmatch(r"gw\d*[13579]", _WORKER)
+    if of_a_worker and config.args == config.getini("testpaths"):
+        files = (config.rootpath / "tests").rglob("test_*.py")
+        config.args[:] = map(str, sorted(files, reverse=True))
+
+
 @pytest.hookimpl(trylast=True)  # when those that are long are gone
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep the cases that ``--cases`` names."""
+    """Keep the cases that ``--cases`` names, in the same order in all workers."""
+    if _WORKER:
+        items.sort(key=lambda item: item.path)
     if (part := config.getoption("--cases")) is None:
         return
     cases = [
