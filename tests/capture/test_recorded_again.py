@@ -58,6 +58,38 @@ def several_shapes(net: Having, x: torch.Tensor) -> torch.Tensor:
     return poptorch.identity_loss(x, "mean")
 
 
+def pointwise_calls_on_several_shapes(net: Having, x: torch.Tensor) -> torch.Tensor:
+    sums = []
+    with torch.no_grad():
+        for size in ((3, 5), (5, 2), (4, 1), (1, 4), (2, 3, 2), (7,), (1,), (), (0, 3)):
+            made = torch.full(size, 2.0)
+            halves = made.half()
+            kinds = [made + made, made * 2, made * 3.5, made > 1, halves + made, halves * 2]
+            kinds += [made + 1, made.lerp(made + 1, 0.25), torch.where(made > 1, made, made * 4)]
+            kinds += [made.expand(2, *size) + made, made.t() * 2 if made.dim() == 2 else made]
+            kinds += [made * made.sum(), made.sum() * made, made.int() / 2, made.int() * True]
+            made.add_(1).mul_(made).clamp_(min=0.5)
+            sums += [each.float().sum() for each in (*kinds, made)]
+    return poptorch.identity_loss(net.layer(x).sum() + torch.stack(sums).sum(), "none")
+
+
+def images_of_two_layouts(net: Having, x: torch.Tensor) -> torch.Tensor:
+    sums = []
+    with torch.no_grad():
+        for size in ((2, 3, 4, 5), (3, 2, 5, 4), (2, 1, 3, 3), (2, 3, 1, 1)):
+            made = torch.ones(size)
+            last = made.clone(memory_format=torch.channels_last)
+            kinds = [made * 2, last * 2, last + made, made + last, last.clone(), last.add_(1)]
+            sums += [each.sum() for each in kinds]
+    return poptorch.identity_loss(net.layer(x).sum() + torch.stack(sums).sum(), "none")
+
+
+def products_of_several_shapes(net: Having, x: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        made = [torch.ones(size) * 1.5 for size in ((3, 5), (5, 2), (2, 4, 3), (6,))]
+    return poptorch.identity_loss(net.layer(x).sum() + made[0].sum(), "none")
+
+
 def numbers_and_types(net: Having, x: torch.Tensor) -> torch.Tensor:
     whole = (x * 0).int()
     parts = [whole + 1, whole + 1.0, whole + True, whole / 2, whole // 2, x + 1, x + 1.0]
@@ -77,6 +109,8 @@ FUNCTIONS = (
     views_that_are_written,
     writes,
     several_shapes,
+    pointwise_calls_on_several_shapes,
+    images_of_two_layouts,
     numbers_and_types,
     draws,
 )
@@ -136,6 +170,22 @@ def test_torch_is_asked_once_about_an_operator_that_writes_its_first_argument(
 
     answers = stored_answers[torch.ops.aten.lerp_.Scalar]
     assert answers == 1, f"{answers} answers of torch about lerp_ are stored; 0: none is reused"
+
+
+def test_torch_is_asked_once_for_pointwise_calls_on_several_shapes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked, usual = [], recorded_again._Calls._recorded
+
+    def seeing(calls: Any, func: Any, *rest: Any) -> Any:
+        asked.append(func)
+        return usual(calls, func, *rest)
+
+    monkeypatch.setattr(recorded_again._Calls, "_recorded", seeing)
+    described(products_of_several_shapes)
+
+    # by two modes for the first shape, and by one for the second shape
+    assert asked.count(torch.ops.aten.mul.Tensor) == 2
 
 
 @pytest.mark.parametrize("function", [layers, several_shapes])
