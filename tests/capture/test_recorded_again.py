@@ -86,7 +86,7 @@ def images_of_two_layouts(net: Having, x: torch.Tensor) -> torch.Tensor:
 
 def products_of_several_shapes(net: Having, x: torch.Tensor) -> torch.Tensor:
     with torch.no_grad():
-        made = [torch.ones(size) * 1.5 for size in ((3, 5), (5, 2), (2, 4, 3), (6,))]
+        made = [torch.ones(size) * 1.5 for size in ((3, 5), (5, 2), (4, 3), (2, 6))]
     return poptorch.identity_loss(net.layer(x).sum() + made[0].sum(), "none")
 
 

@@ -11,6 +11,7 @@ import poptorch
 from helpers import traced_optimizers as own
 from helpers.closeness import FUNCTION, near
 from helpers.wrapping import unchecked
+from poptorch._update import repeated_operators
 
 T = torch.optim
 STEPS, ROWS, LAYERS = 4, 8, 5
@@ -210,6 +211,38 @@ def test_one_weight_of_each_shape_is_traced_if_all_have_the_same_update(name: st
     model, eager_model, traced = trained(ALIKE[name])
     assert traced == KINDS
     assert_alike(model, eager_model)
+
+
+class DependingOnShape(Own):
+    """Functions whose results have another shape than their arguments, for some shapes."""
+
+    def rate(self, place: Any, p: Any, group: Any) -> Any:
+        flat = p.grad.flatten() * 2.0
+        least = flat.view_as(p).clone().clamp(max=0.5).sum_to_size(p.shape[-1:]).mul(0.1)
+        chosen = torch.where(least > 0.0, least, least.abs()).reshape(-1).contiguous()
+        return group["lr"] * (1.0 + chosen.mean() + p.squeeze().float().neg().numel() * 1e-3)
+
+
+def test_functions_that_depend_on_the_shape_are_computed_for_each_shape() -> None:
+    model, eager_model, traced = trained(DependingOnShape)
+    assert traced == KINDS
+    assert_alike(model, eager_model)
+
+
+def test_pointwise_functions_are_computed_once_for_all_matrices_and_once_for_all_vectors(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    computed: list[str] = []
+    usual = repeated_operators.Repeats._computed
+
+    def counting(self: Any, known: Any, *rest: Any) -> Any:
+        computed.append(self._wholes._origins.forms[known.number][0])
+        return usual(self, known, *rest)
+
+    monkeypatch.setattr(repeated_operators.Repeats, "_computed", counting)
+    trained(Plain)
+
+    assert computed.count("sub_") == 2
 
 
 def test_a_weight_with_another_update_is_traced_too() -> None:

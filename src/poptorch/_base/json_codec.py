@@ -42,11 +42,12 @@ def encode(value: Any, special: Callable[[Any], Json] = lambda value: None) -> J
     more forms.
     """
     # The exact type, because a subclass of a container would be read as its base class.
-    kind, inner = type(value), partial(encode, special=special)
+    kind = type(value)
     if value is None or kind in (bool, int, str):
         return value
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else {"float": str(value)}
+    inner = partial(encode, special=special)
     if kind in (list, immutable_list):
         return [inner(item) for item in value]
     if kind in (tuple, torch.Size):

@@ -30,7 +30,7 @@ from torch import fx
 from .._base import private
 from .._ir.compiler_pass import is_left_out
 from .._ir.operators import Operator, call_draws
-from .pointwise_results import like_of, likeness
+from .._ops.pointwise_results import likeness, model_of
 
 REPEATED_CALLS = "repeated calls"
 aten = torch.ops.aten
@@ -209,19 +209,27 @@ class _Calls:
         self, func: Any, tensors: list[torch.Tensor], args: Any, kwargs: Any
     ) -> _RecordedCall | None:
         """Return what torch would make of a call of an operator that it records as it is."""
-        like = likeness(func, args, kwargs)
-        if like is not None and like in self._pointwise:
-            return _resized(self._pointwise[like], like_of(tensors))
+        like = self._likeness(func, args, kwargs)
+        known = self._pointwise.get(like)
+        if known is not None and (model := model_of(tensors, known.written)) is not None:
+            return _resized(known, model)
         result = func(*args, **kwargs)
         if not isinstance(result, torch.Tensor) or self._describes is None:
             return None
         notes = [self._describes(result)]
-        known = self._recorded(func, tensors, result, self._names[func], notes)
-        if like is not None and known is not None and known.viewed is None:
-            place = like_of(tensors)
-            if (result.shape, result.stride()) == (place.shape, place.stride()):
-                self._pointwise[like] = known
-        return known
+        made = self._recorded(func, tensors, result, self._names[func], notes)
+        if like is not None and made is not None and made.viewed is None:
+            model = model_of(tensors, made.written)
+            if model is not None and _layout(model) == _layout(result):
+                self._pointwise[like] = made
+        return made
+
+    def _likeness(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Return a key of calls whose results differ only in their shape; None if it is unknown."""
+        if torch.Tag.pointwise not in func.tags:
+            return None
+        like = likeness(args, kwargs, lambda tensor: tensor.requires_grad)
+        return None if like is None else (func, *like)
 
     def _recorded(
         self,
@@ -303,6 +311,10 @@ class _Calls:
         with self._without_modes(self._mode):
             inner = torch.ops.aten.detach.default(tensor)
         return self._cls(self._mode, inner, _HOST)  # type: ignore[no-any-return]
+
+
+def _layout(tensor: torch.Tensor) -> tuple[torch.Size, tuple[int, ...]]:
+    return tensor.shape, tensor.stride()
 
 
 def _resized(known: _RecordedCall, like: torch.Tensor) -> _RecordedCall:

@@ -190,8 +190,9 @@ def _lift_constants(module: fx.GraphModule) -> list[torch.Tensor]:
 
 def _noting_lines() -> contextlib.AbstractContextManager[object]:
     """Record lines. Torch's own method inspects about a hundred frames for each node, which is a
-    sixth of a capture's time.
+    sixth of a capture's time. This one only looks at those that the trace has called.
     """
+    outermost = sys._getframe(1)
     thread, of_user = threading.get_ident(), functools.cache(is_user_file)
 
     @functools.cache
@@ -203,7 +204,7 @@ def _noting_lines() -> contextlib.AbstractContextManager[object]:
         node = usual(self, *args, **named)
         if not node.stack_trace and threading.get_ident() == thread:
             places, frame = [], sys._getframe(1)
-            while frame is not None:
+            while frame is not None and frame is not outermost:
                 code = frame.f_code
                 if code.co_name == "forward" and of_user(code.co_filename):
                     places.append((code.co_filename, frame.f_lineno))

@@ -26,6 +26,13 @@ _KEEP_ELEMENTS = {
     aten.new_empty.default,
 }  # fmt: skip
 
+# These take no sizes; their results have the shape of their first argument.
+_LIKE_FIRST = {
+    aten.copy_.default, aten.detach.default, aten.empty_like.default, aten.fill_.Scalar,
+    aten.fill_.Tensor, aten.full_like.default, aten.ones_like.default, aten.zero_.default,
+    aten.zeros_like.default, aten._to_copy.default,
+}  # fmt: skip
+
 
 class Wholes:
     """Records which weights operators read as a whole, or together with other weights."""
@@ -34,6 +41,8 @@ class Wholes:
         self._origins = origins
         self.paths: set[str] = set()
         self.seen: set[str] = set()  # since it was last emptied
+        # Whether all operators since it was last set to None were pointwise; None if none ran.
+        self.is_by_element: bool | None = None
 
     def answer(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if torch.Tag.nondeterministic_seeded in operator.tags:
@@ -43,6 +52,8 @@ class Wholes:
                 fix="draw the numbers in forward, or use an optimizer that draws none",
             )
         result = operator(*args, **kwargs)
+        is_pointwise = torch.Tag.pointwise in operator.tags or operator in _LIKE_FIRST
+        self.is_by_element = self.is_by_element is not False and is_pointwise
         if not isinstance(result, torch.Tensor | tuple | list):
             return result  # only the device or the layout changes
         sources = self._origins.spread((args, kwargs), result)
@@ -51,6 +62,10 @@ class Wholes:
         if weights and (len(weights) > 1 or not by_element):
             self.add(weights)
         return result
+
+    def is_of_one(self, values: Any) -> bool:
+        """Return whether values are computed from one weight."""
+        return len({key for role, key in self._origins.sources(values) if role == WEIGHT}) == 1
 
     def add(self, weights: Iterable[str]) -> None:
         self.paths.update(weights)

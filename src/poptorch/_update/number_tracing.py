@@ -39,7 +39,7 @@ from .step_value_reads import ValueNeeded, foreign_tensor
 from .step_values import as_number, is_number, is_whole, replaced, tensors_in
 from .value_origins import HYPER, Identifier, Origins, ValueSources
 
-Memo = Callable[[Identifier, tuple[Any, ...], dict[str, Any], Callable[[], Any]], Any]
+Memo = Callable[[Any, Identifier, tuple[Any, ...], dict[str, Any], Callable[[], Any]], Any]
 
 
 class Numbers(TorchFunctionMode):
@@ -63,7 +63,7 @@ class Numbers(TorchFunctionMode):
         if self._is_plain_question(func, name, args):
             return func(*args, **(kwargs or {}))
         args, kwargs = by_position(args, dict(kwargs or {}))
-        args, kwargs = self._of_run(func, args, kwargs)
+        args, kwargs, given = self._of_run(func, args, kwargs)
         if func is nn.init.constant_:
             return self._answered(Tensor.fill_, args[0], kwargs["val"])
         if func in TRUTHS:
@@ -90,7 +90,7 @@ class Numbers(TorchFunctionMode):
         if func in FROM_VALUES and isinstance(args[0], int | float):
             kwargs["dtype"] = kwargs.get("dtype") or _usual_type(args[0])
             return self._compute(torch.full, "full", ((), args[0]), kwargs)
-        return self._compute(func, name, args, kwargs)
+        return self._compute(func, name, args, kwargs, given)
 
     def _is_plain_question(self, func: Any, name: str, args: tuple[Any, ...]) -> bool:
         """Return whether something about a tensor of the step is asked, as most calls do."""
@@ -105,14 +105,16 @@ class Numbers(TorchFunctionMode):
 
     def _of_run(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return arguments in which the tensors of the step replace the user's parameters."""
+    ) -> tuple[tuple[Any, ...], dict[str, Any], list[Tensor]]:
+        """Return arguments in which the tensors of the step replace the user's parameters, and the
+        tensors among them.
+        """
         given = tensors_in((args, kwargs))
         if not any(map(self._is_host, given)):
-            return args, kwargs
+            return args, kwargs, given
         self._check_hosts(func, given)
         args, kwargs = replaced((args, kwargs), lambda each: self.hosts.get(id(each), each))
-        return args, kwargs
+        return args, kwargs, tensors_in((args, kwargs))
 
     def _is_host(self, tensor: Tensor) -> bool:
         kind = self.without_values
@@ -130,8 +132,16 @@ class Numbers(TorchFunctionMode):
 
     # Computations.
 
-    def _compute(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        given = tensors_in((args, kwargs))
+    def _compute(
+        self,
+        func: Any,
+        name: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        given: list[Tensor] | None = None,
+    ) -> Any:
+        """``given``: the tensors among the arguments, if the caller has found them."""
+        given = tensors_in((args, kwargs)) if given is None else given
         scaled = bool(kwargs) and name.rstrip("_") in SCALED and bool(tensors_in(kwargs))
         numbers = scaled or any(map(is_number, given))
         if (
@@ -152,11 +162,12 @@ class Numbers(TorchFunctionMode):
             return self._arithmetic.call(func, args, kwargs)
 
         return self.origins.note(
-            func, args, kwargs, known, self._once(known, args, kwargs, compute), given
+            func, args, kwargs, known, self._once(func, known, args, kwargs, compute), given
         )
 
     def _once(
         self,
+        func: Any,
         known: Identifier,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
@@ -164,7 +175,7 @@ class Numbers(TorchFunctionMode):
     ) -> Any:
         if self.memo is None:
             return compute()
-        return self.memo(known, args, kwargs, compute)
+        return self.memo(func, known, args, kwargs, compute)
 
     def _with_numbers(
         self,
@@ -184,7 +195,7 @@ class Numbers(TorchFunctionMode):
             return self._arithmetic.mixed(func, name, args, dict(kwargs), given)
 
         return self.origins.note(
-            func, args, kwargs, known, self._once(known, args, kwargs, compute), given
+            func, args, kwargs, known, self._once(func, known, args, kwargs, compute), given
         )
 
     def _of_numbers(
@@ -204,7 +215,7 @@ class Numbers(TorchFunctionMode):
         def compute() -> Any:
             return self._arithmetic.call(func, args, kwargs)
 
-        result = self._once(known, args, kwargs, compute)
+        result = self._once(func, known, args, kwargs, compute)
         self.origins.note(func, args, kwargs, known, result)
         made_of_nothing = func in MADE_OF_NOTHING or func in UNSET
         if isinstance(result, Tensor) and result.dim() == 0 and not made_of_nothing:
@@ -241,7 +252,9 @@ class Numbers(TorchFunctionMode):
             def read() -> Any:
                 return tensor.to(torch.float64, copy=True)
 
-            made = self.origins.derive(known, tensor, self._once(known, (tensor,), {}, read))
+            made = self.origins.derive(
+                known, tensor, self._once(Tensor.item, known, (tensor,), {}, read)
+            )
             self._computed[known] = as_number(made)
             value = self.origins.uniform(tensor)
             if value is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 from .._base import private
 
 _SEQUENCES = (list, tuple)
+_CONTAINERS = frozenset({list, tuple, dict})
 # Most arguments of operators are tensors or of these types, which are recognised first.
 _ATOMS = frozenset({int, float, bool, str, type(None), torch.dtype, torch.device})
 
@@ -70,22 +71,22 @@ def geometry_of(tensor: Tensor) -> Geometry:
 
 
 def tensors_in(value: Any) -> list[Tensor]:
+    """Return the tensors in nested values, for example in ``(args, kwargs)`` of a call."""
     found: list[Tensor] = []
-    _collect(value, found)
+    _collect((value,), found)
     return found
 
 
-def _collect(value: Any, found: list[Tensor]) -> None:
-    if type(value) in _ATOMS:
-        return
-    if isinstance(value, Tensor):
-        found.append(value)
-    elif isinstance(value, _SEQUENCES):
-        for each in value:
+def _collect(values: Iterable[Any], found: list[Tensor]) -> None:
+    for each in values:
+        if type(each) in _ATOMS or (type(each) in _CONTAINERS and not each):
+            continue
+        if isinstance(each, Tensor):
+            found.append(each)
+        elif isinstance(each, _SEQUENCES):
             _collect(each, found)
-    elif isinstance(value, dict):
-        for each in value.values():
-            _collect(each, found)
+        elif isinstance(each, dict):
+            _collect(each.values(), found)
 
 
 def replaced(value: Any, function: Callable[[Tensor], Tensor]) -> Any:

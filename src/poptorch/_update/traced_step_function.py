@@ -17,6 +17,7 @@ from .absent_gradients import check_unchanged, check_unread
 from .clipping import Anchor, clipped
 from .per_group import compute_dtype
 from .python_functions import numbers_functions
+from .step_values import unobserved
 from .traced_step_run import StepRun, StepTensors
 from .value_branches import COMMON, Choices, StepResults
 from .value_origins import HYPER, NUMBER, WEIGHT, ValueSource
@@ -112,15 +113,17 @@ class _Update:
                 into = results[kept.weight or COMMON] if kept is not None else {}
                 if kept is not None and kept.key not in into:
                     as_tensor = torch.as_tensor(value, dtype=kept.dtype)
-                    into[kept.key] = as_tensor.detach().reshape(kept.shape)
+                    as_tensor = as_tensor.detach() if as_tensor.requires_grad else as_tensor
+                    into[kept.key] = _shaped(as_tensor, kept.shape)
         return results
 
     def _inputs(self, first: bool) -> StepTensors:
         inputs, enter = StepTensors(origins=self.origins, hosts=self.mode.hosts), self.origins.enter
         for slot in self.weights:
             path, key = slot.path, self.gradients[slot.path].key
-            weight = self.tensors[slot.key].clone()
-            gradient = self.tensors[key].to(slot.dtype, copy=True)
+            with unobserved():
+                weight = self.tensors[slot.key].clone()
+                gradient = self.tensors[key].to(slot.dtype, copy=True)
             inputs.weights[path] = enter(weight, "weight", (WEIGHT, path))
             inputs.gradients[path] = enter(gradient, "gradient", (WEIGHT, path))
         for each in self.kept:
@@ -129,12 +132,12 @@ class _Update:
             slot = each.slot
             source = (WEIGHT, slot.weight) if slot.weight else (NUMBER, slot.key)
             name = slot.name if slot.weight else slot.key
-            value = _shaped(self.tensors[slot.key].clone(), each.leaf.shape)
+            value = _copy_of(self.tensors[slot.key], each.leaf.shape)
             inputs.kept[each.place] = self._entered(value, name, source, each.leaf.number)
         for slot in self.hypers:
             leaves = leaves_of(self.traced.groups[slot.index].values)
             leaf = next(each for each in leaves if each.name == slot.name)
-            value = _shaped(self.tensors[slot.key].clone(), leaf.shape)
+            value = _copy_of(self.tensors[slot.key], leaf.shape)
             place = of_group(slot.index), slot.name
             source = HYPER, slot.key
             inputs.hypers[place] = self._entered(value, slot.key, source, leaf.number)
@@ -145,6 +148,12 @@ class _Update:
         if number:
             return self.origins.enter_number(value, name, source, number)
         return self.origins.enter(value, name, source)
+
+
+def _copy_of(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Return a copy, which the step may write to."""
+    with unobserved():
+        return _shaped(tensor.clone(), shape)
 
 
 def _shaped(value: Tensor, shape: tuple[int, ...]) -> Tensor:

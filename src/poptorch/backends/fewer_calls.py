@@ -5,6 +5,7 @@ Results are bit-identical, except those of Adam's steps; see ``fused_steps``.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from typing import Any
 
@@ -110,7 +111,12 @@ def _writing(node: fx.Node, place: fx.Node) -> Any:
     own, kept = ((v.dtype, v.shape, v.stride()) if v is not None else None for v in values)
     if own is None or own != kept:
         return None
-    target: Any = node.target
+    return _out_form(node.target)
+
+
+@functools.cache
+def _out_form(target: Any) -> Any:
+    """Return the form of an operator that writes its result to its argument ``out``, or None."""
     given = [(each.name, str(each.type)) for each in target._schema.arguments]
     for name in (f"{str(target).rpartition('.')[2]}_out", "out"):
         into = getattr(target.overloadpacket, name, None)
