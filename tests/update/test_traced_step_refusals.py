@@ -256,3 +256,65 @@ def test_a_step_that_adds_a_number_to_a_dictionary_of_the_optimizer_says_how_to_
 
     assert "'last.rate' of the optimizer" in said
     assert "last['key'] = 0.0" in said
+
+
+def with_a_transposed_weight(make: Make) -> Make:
+    """Return the optimizer of a model whose first weight is not contiguous."""
+
+    def made(model: Net) -> torch.optim.Optimizer:
+        weight = model.first.weight
+        weight.data = weight.data.t().contiguous().t()
+        return make(model)
+
+    return made
+
+
+def scaled_by_stride(p: Any, group: Any, state: Any) -> None:
+    p.sub_(p.grad, alpha=group["lr"] / p.stride()[-1])
+
+
+def by_layout_of_gradient(p: Any, group: Any, state: Any) -> None:
+    p.sub_(p.grad, alpha=group["lr"] * (1 if p.grad.is_contiguous() else 2))
+
+
+def by_layout_of_state(p: Any, group: Any, state: Any) -> None:
+    if not state:
+        state["sum"] = torch.zeros_like(p)
+    p.sub_(state["sum"].add_(p.grad), alpha=group["lr"] * state["sum"].stride()[0])
+
+
+def in_the_order_of_memory(p: Any, group: Any, state: Any) -> None:
+    p.sub_(p.grad, alpha=group["lr"])
+    torch.as_strided(input=p, size=(1,), stride=(1,)).mul_(0.5)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [scaled_by_stride, by_layout_of_gradient, by_layout_of_state, in_the_order_of_memory],
+)
+def test_a_step_that_reads_the_layout_of_a_weight_that_is_not_contiguous_is_refused(
+    function: Any,
+) -> None:
+    message = refused(with_a_transposed_weight(step_by_function(function)))
+
+    assert "reads the memory layout of a weight that is not contiguous" in message
+    assert "'first.weight'" in message
+    assert "test_traced_step_refusals.py" in message
+
+
+@pytest.mark.parametrize(
+    "function",
+    [scaled_by_stride, by_layout_of_gradient, by_layout_of_state, in_the_order_of_memory],
+)
+def test_a_step_may_read_the_layout_of_contiguous_weights(function: Any) -> None:
+    pair = Pair(step_by_function(function))
+    pair.steps(2)
+    pair.assert_alike()
+
+
+def test_weights_that_are_not_contiguous_are_trained_by_a_step_that_does_not_read_the_layout() -> (
+    None
+):
+    pair = Pair(with_a_transposed_weight(of(T.Adafactor)))
+    pair.steps(2)
+    pair.assert_alike()

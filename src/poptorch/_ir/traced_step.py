@@ -53,6 +53,7 @@ class TracedParam:
     attributes: Mapping[str, Any]
     identity: int = 0  # of the user's tensor; 0 if this represents several tensors
     name: str | None = None  # in the user's group, if the optimizer got named parameters
+    is_contiguous: bool = True  # whether the user's tensor is, as all weights of a program are
 
 
 @dataclass(frozen=True)

@@ -62,6 +62,19 @@ ABOUT = {
 }
 """Functions that describe a tensor without reading its values."""
 
+LAYOUTS = {
+    "stride",
+    "dim_order",
+    "is_contiguous",
+    "as_strided",
+    "as_strided_",
+    "as_strided_copy",
+    "as_strided_scatter",
+    "data_ptr",
+    "storage",
+}
+"""Functions whose results depend on the memory layout of a tensor."""
+
 SCALED = {
     name: ("value" if name.startswith("addc") else "alpha", 1)
     for name in ("add", "sub", "addcmul", "addcdiv", "addmm", "addmv", "addbmm", "baddbmm", "addr")

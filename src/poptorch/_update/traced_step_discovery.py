@@ -128,6 +128,9 @@ class _Discovery:
         self.layouts: dict[str, Any] = {}
         self.views: Views | None = None  # of the state after the runs so far
         self.wholes = Wholes(self.origins)
+        self.mode.scattered = {
+            path: param.shape for path, param in self.params.items() if not param.is_contiguous
+        }
         self.mode.without_values = private.optional("FakeTensor")
         self.mode.memo = self.repeats = Repeats(without_values, self.wholes)
 

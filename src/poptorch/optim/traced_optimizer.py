@@ -160,6 +160,7 @@ def _param(parameter: Any, path: str, name: str | None) -> TracedParam:
         dict(getattr(parameter, "__dict__", {})),
         id(parameter),
         name,
+        parameter.is_contiguous(),
     )
 
 
