@@ -4,6 +4,7 @@ import functools
 from collections.abc import Callable
 from concurrent import futures
 from contextlib import AbstractContextManager
+from typing import Any
 
 import pytest
 import torch
@@ -174,25 +175,32 @@ def test_a_collected_model_connects_no_others() -> None:
     assert not first.near
 
 
+class Interrupted:
+    """A lock: another thread does something right before it is taken for the first time."""
+
+    def __init__(self, lock: Any, before: Callable[[], None]) -> None:
+        self._lock, self._before = lock, [before]
+
+    def __enter__(self) -> bool:
+        if self._before:
+            self._before.pop()()
+        return bool(self._lock.__enter__())
+
+    def __exit__(self, *failure: object) -> None:
+        self._lock.__exit__(*failure)
+
+    def _is_owned(self) -> bool:
+        return bool(self._lock._is_owned())
+
+
 @pytest.mark.parametrize("held", [0, 1])
 def test_a_lock_that_is_joined_while_a_thread_is_about_to_take_it_is_taken_with_the_other(
-    held: int, monkeypatch: pytest.MonkeyPatch
+    held: int,
 ) -> None:
     locks = Lock(), Lock()
-    root = Lock._root
-    chosen: list[Lock] = []
+    locks[held]._held = Interrupted(locks[held]._held, lambda: locks[0].join(locks[1]))
 
-    def joined_afterwards(self: Lock) -> Lock:
-        """Choose the lock to take; when it is chosen for the first time, join both."""
-        lock = root(self)
-        if not chosen:
-            chosen.append(lock)
-            locks[0].join(locks[1])
-        return lock
-
-    monkeypatch.setattr(Lock, "_root", joined_afterwards)
-
-    other_is_held = locks[held].run(lambda: root(locks[1 - held])._held._is_owned())
+    other_is_held = locks[held].run(lambda: locks[1 - held]._root()._held._is_owned())
 
     assert other_is_held
 
