@@ -1,8 +1,8 @@
 # Every target makes a virtual environment first; nothing else needs to be set up.
 #   make demo                  train and evaluate FashionMNIST, native PyTorch and poptorch side by side
 #   make demo-processes        the same training in two processes that work together
-#   make test                  lint, types and tests: up to three cases of each, or one where they are slow
-#   make test-full             make test, then all further cases, and larger tests
+#   make test                  the tests: up to three cases of each, or one where they are slow
+#   make test-full             lint, types, make test, then all further cases, and larger tests
 #   make test-capabilities     the tests of numbers, with each set of instructions of this processor
 #   make test-long             what takes long: sweeps, hard use, kills, jobs, sites; before a release
 #   make test-torch VERSION=2.14.1   all tests on another release of torch, or on its nightly build
@@ -57,12 +57,13 @@ examples: $(STAMP)
 demo-processes: $(STAMP) dataset
 	$(BIN)/poprun --num-instances 2 --oversubscribe --only-output-from-instance 0 $(BIN)/python examples/fashion_mnist/processes.py
 
-# The types and the site are checked at the same time: each takes one core.
 test: $(STAMP)
-	$(MAKE) --no-print-directory -j2 lint site
 	$(BIN)/python -m pytest --cases short -n $(JOBS) --dist worksteal
 
-test-full: test
+# The types and the site are checked at the same time: each takes one core.
+test-full: $(STAMP)
+	$(MAKE) --no-print-directory -j2 lint site
+	$(MAKE) --no-print-directory test
 	$(BIN)/python -m pytest --cases rest -n $(JOBS) --dist worksteal
 
 # What ATen and Inductor choose at run time; the processor's best one is what make test has.
