@@ -48,6 +48,7 @@ def test_nothing_is_cut_off_and_all_text_has_contrast(site: Path, tmp_path: Path
     assert json.loads(report) == {"seen": len(pages), "cut": {}, "faint": {}}
 
 
+@pytest.mark.full("builds the site, which make test-full does anyway")
 def test_the_search_of_the_site_works_without_a_server(site: Path, tmp_path: Path) -> None:
     shown = opened(f"{(site / 'index.html').as_uri()}?q={WORD}", tmp_path)
     assert f"<h1>{PAGE}</h1>" in shown.split('class="md-search-result__list"')[1]
@@ -76,6 +77,7 @@ def test_the_first_page_found_has_the_section_that_answers(
     assert section in titles
 
 
+@pytest.mark.full("builds the site, which make test-full does anyway")
 def test_pages_fetch_nothing_and_lead_on(site: Path) -> None:
     page = (site / "guide" / "concepts.html").read_text()
     assert re.findall(r'<(?:script|link|img|iframe)[^>]*(?:src|href)="(https?:[^"]*)"', page) == []
