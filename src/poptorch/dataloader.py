@@ -23,8 +23,8 @@ from ._base.errors import AssertionFailure, Error, InvalidType, InvalidValue
 from ._data import batch_arrangement, loader_warnings
 from ._data.combining import Grouped, TensorBatches, indexable, join
 from ._data.consumer import Consumer
+from ._data.producer import LoaderSettings
 from ._data.sharding import DataShard, Interleaved, permutation, shard_range
-from ._data.worker import LoaderSettings
 from ._ir.micro_batches import Loops
 from .enums import DataLoaderMode, SharingStrategy
 from .options import Options

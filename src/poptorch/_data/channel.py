@@ -25,12 +25,12 @@ class MessageKind(enum.IntEnum):
     STOP = 3
 
     READY = 4  # the file of the ring follows; rows: the offset of the layout in it
-    FAILED = 5  # contains a traceback; slot: whether the data set had arrived; the worker ends
+    FAILED = 5  # contains a traceback; slot: whether the data set had arrived; the producer ends
     ITEM = 6  # a slot is full; rows is the number of valid rows, or ALL_ROWS
-    END = 7  # end of an iteration; rows is 1 if the worker continues by itself, else 0
-    ERROR = 8  # the data set raised an error; contains a traceback; the worker waits
+    END = 7  # end of an iteration; rows is 1 if the producer continues by itself, else 0
+    ERROR = 8  # the data set raised an error; contains a traceback; the producer waits
     RESTARTED = 9  # what follows belongs to the new iteration; rows: its number
-    GONE = 10  # never sent: the worker has ended; the text says how
+    GONE = 10  # never sent: the producer has ended; the text says how
 
 
 class Message(NamedTuple):

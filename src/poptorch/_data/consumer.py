@@ -15,9 +15,9 @@ from ..enums import SharingStrategy
 from . import buffer_ring
 from .channel import ALL_ROWS, Message, MessageKind
 from .loading_process import LoadingProcess
-from .worker import LoaderSettings
+from .producer import LoaderSettings
 
-_CHECK_SECONDS = 0.2  # interval at which a killed worker is noticed
+_CHECK_SECONDS = 0.2  # interval at which a killed process is noticed
 _GUARD = 'put the training code under the guard: if __name__ == "__main__":'
 _DATA_SET = "correct the line of the data set at the end of this traceback"
 _SYNC = "to see the error of the data set in this process, use DataLoaderMode.Sync"
@@ -34,7 +34,7 @@ class Consumer:
         self.iteration = self.elements = 0
         self._first_request = self._waited = 0.0  # seconds
         self._last: Message | None = None  # the last message that was read in this iteration
-        self._workers_iteration = 0  # the worker's number of the iteration that is read
+        self._producers_iteration = 0  # the producer's number of the iteration that is read
         self._is_started = settings.preload
         self._current: Tensors = []
         self._poisons = env.get("POPTORCH_POISON_BUFFERS")
@@ -43,7 +43,7 @@ class Consumer:
         except Exception as error:
             raise _not_started(f"{type(error).__name__}: {error}", _TRAVEL, _FORK) from error
         # Runs once: when called, when this object is deleted, or when this process exits, before
-        # multiprocessing waits for the worker.
+        # multiprocessing waits for the loading process.
         self._stop = util.Finalize(self, self._process.stop, exitpriority=10)
         try:
             self._form, self._slots = self._announcement()
@@ -52,7 +52,7 @@ class Consumer:
             raise
 
     def stop(self) -> None:
-        """End the worker. Elements that were returned stay valid."""
+        """End the loading process. Elements that were returned stay valid."""
         self._stop()
         self._current, self._slots = [], []
 
@@ -65,7 +65,7 @@ class Consumer:
         self.elements, self._waited = 0, 0.0
         last = self._last
         if last is not None:
-            self._workers_iteration += 1
+            self._producers_iteration += 1
         if last is None or (last.kind is MessageKind.END and last.rows):
             self._start_loading()
         else:
@@ -123,15 +123,15 @@ class Consumer:
     def _restart(self) -> None:
         self._release()
         self._is_started = True
-        self._send(MessageKind.RESTART, self._workers_iteration)
-        answer = MessageKind.RESTARTED, self._workers_iteration
+        self._send(MessageKind.RESTART, self._producers_iteration)
+        answer = MessageKind.RESTARTED, self._producers_iteration
         while ((message := self._message()).kind, message.rows) != answer:
             if message.kind is MessageKind.GONE:
                 self._last = message
                 raise self._failed()
 
     def _send(self, kind: MessageKind, number: int = 0) -> None:
-        # The worker may be gone, but messages that it sent before must still be read.
+        # The process may be gone, but messages that it sent before must still be read.
         with contextlib.suppress(ConnectionError):
             self._process.channel.send(kind, rows=number)
 
@@ -139,7 +139,7 @@ class Consumer:
         receive = self._process.channel.receive
         try:
             while (message := receive(_CHECK_SECONDS)) is None:
-                # Processes that the worker forked may keep its end of the channel open.
+                # Processes that the loading process forked may keep its end of the channel open.
                 if self._process.exit_code is not None:
                     message = receive(0.0)
                     if message is None:

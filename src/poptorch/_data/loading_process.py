@@ -1,4 +1,4 @@
-"""Start and end the loading process. There are four ways to start one."""
+"""Start and end the loading process, in one of four ways, and send the data set to it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ import torch.multiprocessing
 from .._base import log, nested_values
 from .._base.processes import is_running
 from ..enums import SharingStrategy
-from . import worker
+from . import producer
 from .buffer_ring import aligned
 from .channel import Connection, MessageKind
 
@@ -43,10 +43,10 @@ _METHODS = {
 
 
 class LoadingProcess:
-    """A running worker and the channel to it. ``stop`` ends it completely."""
+    """A running loading process and the channel to it. ``stop`` ends it completely."""
 
     def __init__(
-        self, source: Any, strategy: SharingStrategy, settings: worker.LoaderSettings
+        self, source: Any, strategy: SharingStrategy, settings: producer.LoaderSettings
     ) -> None:
         own_process = multiprocessing.current_process()
         if own_process.name == _NAME and getattr(own_process, "_inheriting", False):
@@ -58,7 +58,7 @@ class LoadingProcess:
         parsers = nested_values.registered() if forks else _picklable_parsers()
         load = Pickled((source, parsers), on_disk=strategy is SharingStrategy.FileSystem)
         self._process = context.Process(  # type: ignore[attr-defined]
-            target=worker.main,
+            target=producer.main,
             args=(
                 theirs,
                 ours if forks else None,
@@ -111,14 +111,13 @@ class LoadingProcess:
             process.join(PATIENCE)
         workers, patience = workers | members(group), 1.0
         if process.exitcode != 0:
-            # The worker's own workers are in its process group, and nothing else would end them
-            # immediately.
+            # Torch's workers are in the process group, and nothing else would end them immediately.
             _signal(os.killpg, group, signal.SIGKILL)
             process.kill()
             process.join()
             patience = PATIENCE  # a killed process does not disappear at once
         process.close()
-        worker.remove_segments(workers, patience)
+        producer.remove_segments(workers, patience)
 
 
 def members(group: int) -> set[int]:
@@ -152,7 +151,7 @@ def _picklable_parsers() -> dict[type, nested_values.Parser]:
 def _prepared(strategy: SharingStrategy) -> Iterator[None]:
     """Start a process so that Ctrl-C during its start-up prints no traceback."""
     if strategy is SharingStrategy.ForkServer:
-        worker.preload()
+        producer.preload()
         yield
         return
     # The new process inherits the signal mask and removes it when it can handle interrupts.

@@ -23,10 +23,11 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from .._base import nested_values
-from .._data.lengths import next_size
 
 NamedBatch = dict[str, Any]
+MOST = 8  # largest number of lengths to which batches are padded
 
+_SHORTEST = 8
 _NO_LABEL = -100  # the label that torch's loss functions ignore
 # relative to the largest value, because parts of some models compute in single precision
 _CLOSE = 5e-7
@@ -107,12 +108,12 @@ class Lengths:
 
     Args:
         padding: what is padded.
-        most: the largest number of combinations of sizes.
+        most: the largest number of combinations of sizes, if it is smaller than ``MOST``.
         model: takes a batch as keywords. Padding must not change its results.
     """
 
     def __init__(self, padding: Padding, most: int, model: nn.Module) -> None:
-        self._padding, self._most, self._model = padding, most, model
+        self._padding, self._most, self._model = padding, min(MOST, most), model
         self._chosen: list[tuple[int, ...]] = []
         self._compared: set[tuple[int, ...]] = set()
         self._is_off = False
@@ -154,7 +155,7 @@ class Lengths:
         size.
         """
         fitting = [each for each in self._chosen if all(map(int.__ge__, each, lengths))]
-        rounded = tuple(next_size(length, self._padding.longest) for length in lengths)
+        rounded = tuple(_next_size(length, self._padding.longest) for length in lengths)
         if rounded in self._chosen and not is_short:
             return rounded
         if fitting and (is_short or len(self._chosen) >= self._most):
@@ -207,6 +208,23 @@ class Lengths:
         short, long = shapes
         pairs = zip(short, long, strict=True)
         return [_groups(before, after, len(lengths)) for before, after in pairs]
+
+
+def _next_size(length: int, longest: int | None = None) -> int:
+    """Return the next of 8, 12, 16, 24, 32, 48, 64, 96 and so on: two for each power of two.
+
+    Args:
+        length: the length to round up.
+        longest: a limit, which replaces larger sizes.
+    """
+    if length == 0:
+        return 0
+    size = _SHORTEST
+    while size < length:
+        size = size * 3 // 2 if size & (size - 1) == 0 else size // 3 * 4
+    if longest is not None and length <= longest:
+        return min(size, longest)
+    return size
 
 
 class _WithoutDropout(TorchFunctionMode):

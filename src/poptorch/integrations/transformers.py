@@ -24,12 +24,11 @@ except ModuleNotFoundError as error:
     error.add_note('  Fix:    pip install "poptorch[transformers]"')
     raise
 
-from ._padding import Lengths, NamedBatch, Padding
+from ._padding import MOST, Lengths, NamedBatch, Padding
 
 _NORM = "GradientNorm"
 _RNG_FILE = "poptorch_rng.pt"
-_LENGTHS = 8  # largest number of lengths to which batches are padded
-_PROGRAMS = _LENGTHS + 2  # batches with fewer rows need programs, too
+_PROGRAMS = MOST + 2  # batches with fewer rows need programs, too
 
 
 class Trainer(transformers.Trainer):  # type: ignore[misc]
@@ -138,7 +137,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
             compared = _Loss(self) if what == "training" else _Evaluation(self)
             padding = Padding.of(self.model, self.processing_class)
             programs = self._poptorch_options._values["programs"]
-            self._lengths[names] = Lengths(padding, min(_LENGTHS, programs - 1), compared)
+            self._lengths[names] = Lengths(padding, programs - 1, compared)
         return self._lengths[names]
 
     def _is_scaled(self, items: torch.Tensor | int | None) -> bool:

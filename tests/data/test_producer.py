@@ -17,7 +17,7 @@ import poptorch
 from helpers import loaders
 from helpers.data_sets import Numbers
 from helpers.wrapping import options
-from poptorch._data import worker
+from poptorch._data import producer
 from poptorch._data.channel import Connection, MessageKind
 from poptorch._data.consumer import verdict
 from poptorch._data.loading_process import LoadingProcess
@@ -89,12 +89,12 @@ def test_the_verdict_says_whether_the_device_or_the_host_limits_the_run(
 
 def test_pauses_get_longer_until_a_message_ends_them(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = map(Connection, socket.socketpair(type=socket.SOCK_SEQPACKET))
-    loading = object.__new__(worker._Worker)
+    loading = object.__new__(producer._Producer)
     loading._channel, loading._published, loading._freed = theirs, 2, 0
     loading._settings = SimpleNamespace(pause=0.001, slots=2)
     loading._slots = ["first", "second"]
     passed, asked = [], theirs.receive
-    monkeypatch.setattr(worker, "time", SimpleNamespace(sleep=passed.append))
+    monkeypatch.setattr(producer, "time", SimpleNamespace(sleep=passed.append))
 
     def woken(seconds: float | None = None) -> tuple[Any, ...]:
         if seconds is None:
@@ -112,18 +112,18 @@ def test_pauses_get_longer_until_a_message_ends_them(monkeypatch: pytest.MonkeyP
 def test_only_files_of_ended_processes_are_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker, "_SHARED_MEMORY", tmp_path)
+    monkeypatch.setattr(producer, "_SHARED_MEMORY", tmp_path)
     if (ended := os.fork()) == 0:
         os._exit(0)
     os.waitpid(ended, 0)
     gone, other, alive = f"torch_{ended}_1_2", "torch_12_3", f"torch_{os.getpid()}_5_6"
     for name in (gone, other, alive, f"mine_{ended}_1", "torch"):
         (tmp_path / name).touch()
-    assert worker.remove_segments({ended, os.getpid()}) == {os.getpid()}
+    assert producer.remove_segments({ended, os.getpid()}) == {os.getpid()}
     assert not (tmp_path / gone).exists()
     assert len(list(tmp_path.iterdir())) == 4
-    monkeypatch.setattr(worker, "_SHARED_MEMORY", tmp_path / "none")
-    assert worker.remove_segments({ended}) == set()
+    monkeypatch.setattr(producer, "_SHARED_MEMORY", tmp_path / "none")
+    assert producer.remove_segments({ended}) == set()
 
 
 @pytest.mark.parametrize(

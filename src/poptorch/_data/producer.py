@@ -1,4 +1,8 @@
-"""Run the loading process, which iterates over the data set and keeps the ring of buffers full."""
+"""Run in the loading process: iterate over the data set and keep the ring of buffers full.
+
+``loading_process`` starts and ends this process, and ``consumer`` reads from the ring in the user's
+process. "Workers" are always the processes of torch's own loaders, which the data set may start.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +72,7 @@ def main(
     """Run the process until the consumer requests the end or is gone.
 
     Args:
-        end: the worker's end of the channel.
+        end: this process's end of the channel.
         inherited: the consumer's end, which a forked process also has and must close.
         load: returns the data set and the parsers.
         settings: how to load.
@@ -79,12 +83,12 @@ def main(
     # another server here, and each of them would import torch.
     multiprocessing.set_start_method(start_method, force=True)
     preload()
-    worker = _Worker(Connection(end), settings)
+    producer = _Producer(Connection(end), settings)
     # Nobody waits for this process, or somebody pressed Ctrl-C, which the consumer's process
     # reports.
     with contextlib.suppress(_Stop, KeyboardInterrupt, EOFError, ConnectionError):
-        worker.run(load)
-    worker.end()
+        producer.run(load)
+    producer.end()
 
 
 def _set_up_process(inherited: socket.socket | None, seed: int) -> None:
@@ -119,7 +123,7 @@ def _exit_cleanly(number: int, frame: object) -> None:
     raise _Stop
 
 
-class _Worker:
+class _Producer:
     def __init__(self, channel: Connection, settings: LoaderSettings) -> None:
         self._channel = channel
         self._settings = settings
