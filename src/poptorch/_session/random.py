@@ -1,4 +1,7 @@
-"""Manage the device's random sequence, and convert its state to the form that users save."""
+"""Seed a model's random stream, and convert its state to ``rng_state``, which users save.
+
+While the program runs, ``backends/random_keys.py`` advances the stream.
+"""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from .._ir.schedule import Action, Traffic
 from .._ir.slots import Kind, Slot
 from .._ops import random_streams
 from . import stopwatch
-from .driver import RandomKeys
+from .random_keys import RandomKeys
 
 _GRADIENTS = (Kind.ACCUM, Kind.GRADIENT)
 

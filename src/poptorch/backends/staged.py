@@ -20,10 +20,12 @@ from .._ir.program import State
 from .._ir.schedule import Action
 from .._ir.slots import Kind
 from .chips import Replica, devices
-from .driver import Collector, RandomKeys, ResultModes, device_generator, program_report
+from .driver import program_report
 from .peers import Passing, Peers
 from .prepare import accept_strides, for_device
 from .protocol import Executable, Progress
+from .random_keys import RandomKeys, device_generator
+from .results import Collector, ResultModes
 from .rollback import Rollback
 
 Column = tuple[int, list[Action]]
