@@ -15,8 +15,8 @@ from helpers.captures import Chain
 from helpers.wrapping import Having, Scaled, options, training
 from poptorch import _compile
 from poptorch._compile import passes, verifying
+from poptorch._compile.bundled_weights import FlatParameters
 from poptorch._compile.compilation import Compilation
-from poptorch._compile.joined_weights import FlatParameters
 from poptorch._compile.lanes import Batched
 from poptorch._compile.passes import PASSES, observed
 from poptorch._ir.compiler_pass import Pass, leaving_out

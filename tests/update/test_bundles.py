@@ -13,7 +13,7 @@ from torch import nn
 import poptorch
 from helpers.closeness import near, relative
 from helpers.wrapping import options
-from poptorch._compile import joined_weights
+from poptorch._compile import bundled_weights
 
 pytestmark = pytest.mark.slow
 
@@ -122,7 +122,7 @@ def check_layout(bundles: Any, optimizer: torch.optim.Optimizer, model: nn.Modul
     """A bundle for each group, its members at aligned places."""
     paths = {id(p): path for path, p in model.named_parameters()}
     for bundle, group in zip(bundles, optimizer.param_groups, strict=True):
-        small = [paths[id(p)] for p in group["params"] if p.numel() <= joined_weights.LARGEST]
+        small = [paths[id(p)] for p in group["params"] if p.numel() <= bundled_weights.LARGEST]
         assert [member.slot.path for member in bundle.members] == small
         ends = [0, *(member.offset + member.slot.numel for member in bundle.members)]
         for member, end in zip(bundle.members, ends, strict=False):

@@ -11,8 +11,8 @@ from .._eager import EagerOptimizer
 from .._ir.plan import Layout, Plan, Staged
 from .._ir.program import Program
 from .._ir.spec import OptimSpec, Spec
+from .bundled_weights import FlatParameters
 from .eager_check_policy import EagerCheck
-from .joined_weights import FlatParameters
 from .lanes import Batched
 from .remainder import CheckOf, Remainder
 from .size_proof import Earlier

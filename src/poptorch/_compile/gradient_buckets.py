@@ -1,6 +1,6 @@
 """Join the gradients that processes exchange into buckets, so that small ones are sent as one.
 
-``joined_weights`` joins the weights that are updated together.
+``bundled_weights`` joins the weights that are updated together.
 """
 
 from __future__ import annotations

@@ -22,10 +22,10 @@ from .._ir.program import Program
 from .._ir.slots import Kind
 from .._ir.spec import OptimSpec, Spec, Strategy
 from ..enums import OutputMode
-from . import build, joined_weights, lanes, sharded_weights, size_proof, stage_graphs
+from . import build, bundled_weights, lanes, sharded_weights, size_proof, stage_graphs
+from .bundled_weights import FlatParameters
 from .compilation import Compilation
 from .eager_check_policy import EagerCheck
-from .joined_weights import FlatParameters
 from .lanes import Batched
 from .remainder import CheckOf, Remainder
 from .remainder import capture as capture_remainder
@@ -134,7 +134,7 @@ def bundle_weights(flat: FlatParameters, spec: Spec, by_stages: bool) -> FlatPar
     """Join small weights that are updated together in one storage."""
     if flat.optim is None or by_stages:  # on chips, they are stored separately
         return flat
-    graph, optim, small = joined_weights.bundled(flat.graph, spec, flat.optim)
+    graph, optim, small = bundled_weights.bundled(flat.graph, spec, flat.optim)
     return FlatParameters(graph, optim, (*flat.bundles, *small), flat.shards)
 
 

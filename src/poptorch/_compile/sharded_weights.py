@@ -18,7 +18,7 @@ from .._ir.program import Shard
 from .._ir.slots import Slot
 from .._ir.spec import OptimSpec, Spec
 from .build import UPDATED
-from .joined_weights import trained_alone
+from .bundled_weights import trained_alone
 
 # elements of a weight that is divided, unless minElementsForReplicatedTensorSharding is set
 FEWEST_ELEMENTS = 8192

@@ -7,7 +7,7 @@ from .._ir import verify
 from .._ir.graph import Graph
 from .._ir.plan import Layout, Staged
 from .._ir.program import Program
-from .joined_weights import FlatParameters
+from .bundled_weights import FlatParameters
 from .lanes import Batched
 from .stage_graphs import OptimizerGraphs, SplitStep
 

@@ -437,7 +437,6 @@ def _check_batch(path: str, tensor: torch.Tensor, loops: Loops) -> None:
             got=f'input "{path}" has shape {tuple(tensor.shape)}',
             fix="omit the argument, or pass None",
         )
-    rows = tensor.shape[0] if tensor.dim() else 1
     if not tensor.dim() and loops.slices > 1:
         raise AssertionFailure(
             "Invalid batch dimension: the batch does not divide into micro-batches",
@@ -448,11 +447,11 @@ def _check_batch(path: str, tensor: torch.Tensor, loops: Loops) -> None:
                 f"or pass one value for each micro-batch: tensor.expand({loops.slices})",
             ),
         )
-    if rows % loops.slices:
+    if not loops.divides(tensor.shape):
         error = AssertionFailure(
             "Invalid batch dimension: the batch does not divide into micro-batches",
-            got=f'input "{path}" has {rows} rows; one call needs a multiple of {loops.slices}\n'
-            f"= {loops}",
+            got=f'input "{path}" has {len(tensor)} rows; one call needs a multiple of '
+            f"{loops.slices}\n= {loops}",
             fix=(
                 f"pass a multiple of {loops.slices} rows, or let poptorch.DataLoader(options, "
                 "...) assemble the batches"
