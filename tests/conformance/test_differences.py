@@ -77,7 +77,7 @@ SHOWN = {
     'a string such as "no" counted as a true `shuffle` or `drop_last`; arguments of another mode had no effect, nor did a stream that is too short': "test_dataloader.py::test_impossible_arguments_of_a_loader_are_refused",
     "lists and tuples of strings were taken from the last of the joined micro-batches": "test_dataloader.py::test_texts_in_lists_are_joined_and_otherwise_the_last_one_counts",
     "the `__iter__` of a subclass ran in the loading process and again outside": "test_dataloader.py::test_subclasses_of_the_loader_can_have_mix_ins",
-    "the loading process polled at a fixed interval": "data/test_worker.py::test_pauses_get_longer_until_a_message_ends_them",
+    "the loading process polled at a fixed interval": "data/test_producer.py::test_pauses_get_longer_until_a_message_ends_them",
     "mixed types in a layer are an error": "capture/test_casting.py::test_results_of_layers_have_the_type_of_the_inputs_or_what_was_chosen",
     "mixed half-precision and float operands become float, or are refused": "capture/test_casting.py::test_mixed_operands_get_one_type",
     "recurrent layers need inputs and weights of one type": "capture/test_casting.py::test_results_of_layers_have_the_type_of_the_inputs_or_what_was_chosen",

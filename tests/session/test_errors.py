@@ -259,6 +259,17 @@ def in_a_loop(model: nn.Module) -> None:
     return None
 
 
+def in_a_statement_of_several_lines(model: nn.Module) -> Any:
+    return (
+        model.layer.weight.shape,
+        model.layer.weight.grad,
+    )[1]
+
+
+def in_a_generator(model: nn.Module) -> Any:
+    return next(parameter.grad for parameter in model.parameters())
+
+
 def held() -> Any:
     kept: list[torch.Tensor] = []
     return lambda model: kept[0].grad if kept else kept.append(model.layer.weight)
@@ -269,6 +280,8 @@ def held() -> Any:
     [
         (lambda model: model.layer.weight.grad, None),
         (in_a_loop, None),
+        (in_a_statement_of_several_lines, None),
+        (in_a_generator, None),
         (held(), None),
         (lambda model: [parameter.grad for parameter in model.parameters()], [None, None]),
     ],

@@ -6,7 +6,6 @@ import ast
 import inspect
 import linecache
 import sys
-import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from types import CodeType, FrameType
@@ -15,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .._base import private, source
+from .._base import private, source, syntax
 from .._base.errors import Error
 from .._base.thread_safety import one_at_a_time
 from . import micro_batch
@@ -152,16 +151,11 @@ _SHAPES = {"nonzero", "unique", "masked_select", "unique_consecutive", "argwhere
 
 
 def _suspects(code: CodeType) -> Iterator[tuple[int, Finding]]:
-    try:
-        text, first = inspect.getsourcelines(code)
-        tree = ast.parse(textwrap.dedent("".join(text)))
-    except (OSError, SyntaxError):  # typed interactively, or a lambda inside an expression
-        return
     linecache.checkcache(code.co_filename)
-    for node in ast.walk(tree):
+    for line, node in syntax.nodes_of(code):
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
             continue
-        line, name = first + node.lineno - 1, node.func.attr
+        name = node.func.attr
         if name in _METHODS and len(node.args) == 0:
             what, fix = f".{name}() needs a tensor's value", NUMBER_FIX
         elif name in _SHAPES:

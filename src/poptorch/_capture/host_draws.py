@@ -8,8 +8,8 @@ and the functions of ``numpy.random``. NumPy's generators are C code; for these,
 
 from __future__ import annotations
 
+import ast
 import contextlib
-import dis
 import functools
 import inspect
 import pickle
@@ -21,7 +21,7 @@ from typing import Any
 
 from torch import nn
 
-from .._base import log, source
+from .._base import log, source, syntax
 from .._base.thread_safety import by_thread
 from .replaced_tensors import Replacement, changed
 
@@ -147,8 +147,12 @@ def _line_of(owner: nn.Module, attribute: str) -> str | None:
     code = getattr(inspect.unwrap(forward), "__code__", None)
     if code is None:
         return None
-    for instruction in dis.get_instructions(code):
-        places = instruction.positions
-        if instruction.argval == attribute and places is not None and places.lineno is not None:
-            return source.describe(code.co_filename, places.lineno)
+    reads = (
+        line
+        for line, node in syntax.nodes_of(code)
+        if isinstance(node, ast.Attribute) and node.attr == attribute
+    )
+    first = min(reads, default=None)
+    if first is not None:
+        return source.describe(code.co_filename, first)
     return source.definition_line(forward)

@@ -6,24 +6,22 @@ methods. Copies and pickles of it are ordinary modules.
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import copy
 import copyreg
-import dis
-import functools
 import itertools
 import sys
 import traceback
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from types import CodeType
 from typing import Any, Protocol
 
 from torch import nn
 from torch.nn.utils import clip_grad
 
-from .._base import log, source
+from .._base import log, source, syntax
 from .._base.errors import StateError
 from .._capture import TENSOR_HOLDERS
 from .._residency import NO_GRADIENTS
@@ -173,27 +171,24 @@ def _clipping() -> str | None:
 
 
 def _reads_gradients() -> bool:
-    """Return whether the user's line that reads a weight, or the loop that it starts,
-    loads ``.grad``.
+    """Return whether the user's statement that reads a weight, or the loop that it starts, reads
+    ``.grad``.
     """
-    for frame, line in itertools.islice(traceback.walk_stack(sys._getframe(2)), 12):
+    for frame, _ in itertools.islice(traceback.walk_stack(sys._getframe(2)), 12):
         if source.is_own_file(frame.f_code.co_filename):
-            return _loads_gradients(frame.f_code, line)
+            statement = syntax.executed(frame)
+            return statement is not None and _mentions_gradient(statement)
     return False
 
 
-@functools.lru_cache
-def _loads_gradients(code: CodeType, line: int) -> bool:
-    # The code, and not its source: a line can have several lambdas, and a prompt has no file.
-    steps = [
-        (step, step.positions and step.positions.lineno) for step in dis.get_instructions(code)
-    ]
-    loops = [each for each, at in steps if each.opname == "FOR_ITER" and at == line]
+def _mentions_gradient(statement: ast.AST) -> bool:
+    nodes = list(ast.walk(statement))
+    called = [node.func for node in nodes if isinstance(node, ast.Call)]  # torch.autograd.grad()
+    changed = [node.target for node in nodes if isinstance(node, ast.AugAssign)]
     return any(
-        at == line or any(loop.offset < each.offset < loop.argval for loop in loops)
-        for each, at in steps
-        # autograd.grad() is a method call and has another name
-        if each.opname == "LOAD_ATTR" and each.argrepr == "grad"
+        node not in called and (isinstance(node.ctx, ast.Load) or node in changed)
+        for node in nodes
+        if isinstance(node, ast.Attribute) and node.attr == "grad"
     )
 
 
