@@ -285,7 +285,7 @@ def by_layout_of_state(p: Any, group: Any, state: Any) -> None:
 
 def in_the_order_of_memory(p: Any, group: Any, state: Any) -> None:
     p.sub_(p.grad, alpha=group["lr"])
-    torch.as_strided(input=p, size=(1,), stride=(1,)).mul_(0.5)
+    torch.as_strided(size=(1,), stride=(1,), input=p).mul_(0.5)
 
 
 @pytest.mark.parametrize(
@@ -316,5 +316,101 @@ def test_weights_that_are_not_contiguous_are_trained_by_a_step_that_does_not_rea
     None
 ):
     pair = Pair(with_a_transposed_weight(of(T.Adafactor)))
+    pair.steps(2)
+    pair.assert_alike()
+
+
+def with_a_weight_in_a_larger_tensor(make: Make) -> Make:
+    """Return the optimizer of a model whose first weight is a part of a flat buffer."""
+
+    def made(model: Net) -> torch.optim.Optimizer:
+        weight = model.first.weight
+        flat = torch.cat([torch.ones(10), weight.detach().flatten(), torch.ones(10)])
+        weight.data = flat[10:-10].view(weight.shape)
+        return make(model)
+
+    return made
+
+
+def scaled_by_place(p: Any, group: Any, state: Any) -> None:
+    p.sub_(p.grad, alpha=group["lr"] * (1 + p.storage_offset()))
+
+
+def scaled_by_place_of_part(p: Any, group: Any, state: Any) -> None:
+    p.sub_(p.grad, alpha=group["lr"] / (1 + p.data[-1:].storage_offset()))
+
+
+def at_the_start_of_memory(p: Any, group: Any, state: Any) -> None:
+    p.sub_(p.grad, alpha=group["lr"])
+    torch.as_strided(size=(1,), stride=(1,), storage_offset=0, input=p).mul_(0.5)
+
+
+READERS_OF_PLACES = [scaled_by_place, scaled_by_place_of_part, at_the_start_of_memory]
+
+
+@pytest.mark.parametrize("function", READERS_OF_PLACES)
+def test_a_step_that_reads_where_in_a_larger_tensor_a_weight_is_is_refused(function: Any) -> None:
+    message = refused(with_a_weight_in_a_larger_tensor(step_by_function(function)))
+
+    assert "reads where in a larger tensor a weight is" in message
+    assert "'first.weight'" in message
+    assert "test_traced_step_refusals.py" in message
+
+
+@pytest.mark.parametrize("function", READERS_OF_PLACES)
+def test_a_step_may_read_the_place_of_weights_with_their_own_memory(function: Any) -> None:
+    pair = Pair(step_by_function(function))
+    pair.steps(2)
+    pair.assert_alike()
+
+
+def scaled_by_place_of_gradient(p: Any, group: Any, state: Any) -> None:
+    p.sub_(p.grad, alpha=group["lr"] * (1 + p.grad.storage_offset()))
+
+
+@pytest.mark.parametrize("make", [of(T.Adafactor), step_by_function(scaled_by_place_of_gradient)])
+def test_weights_in_larger_tensors_are_trained_by_a_step_that_does_not_read_their_place(
+    make: Make,
+) -> None:
+    pair = Pair(with_a_weight_in_a_larger_tensor(make))
+    pair.steps(2)
+    pair.assert_alike()
+
+
+class Distinct(T.Optimizer):
+    """Updates weights once, even if they are in several groups."""
+
+    def __init__(self, params: Any, key: Callable[[torch.Tensor], int]) -> None:
+        super().__init__(params, {"lr": 0.1})
+        self.key = key
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        seen = set()
+        for p in (p for group in self.param_groups for p in group["params"]):
+            key = self.key(p)
+            if key not in seen:
+                seen.add(key)
+                p.sub_(p.grad, alpha=self.param_groups[0]["lr"])
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        pytest.param(lambda p: p.data_ptr(), id="data_ptr"),
+        pytest.param(lambda p: p.untyped_storage().data_ptr(), id="untyped_storage"),
+        pytest.param(lambda p: p.storage().data_ptr(), id="storage"),
+    ],
+)
+def test_a_step_that_recognises_weights_by_their_address_is_refused(address: Any) -> None:
+    message = refused(lambda model: Distinct(model.parameters(), address))
+
+    assert "reads where in memory a tensor is" in message
+    assert "'first.weight'" in message
+    assert "test_traced_step_refusals.py" in message
+
+
+def test_a_step_may_recognise_weights_by_identity() -> None:
+    pair = Pair(lambda model: Distinct(model.parameters(), id))
     pair.steps(2)
     pair.assert_alike()

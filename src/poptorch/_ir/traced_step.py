@@ -54,6 +54,7 @@ class TracedParam:
     identity: int = 0  # of the user's tensor; 0 if this represents several tensors
     name: str | None = None  # in the user's group, if the optimizer got named parameters
     is_contiguous: bool = True  # whether the user's tensor is, as all weights of a program are
+    is_part: bool = False  # whether the user's tensor is a part of a larger one in memory
 
 
 @dataclass(frozen=True)

@@ -70,10 +70,18 @@ LAYOUTS = {
     "as_strided_",
     "as_strided_copy",
     "as_strided_scatter",
-    "data_ptr",
-    "storage",
 }
 """Functions whose results depend on the memory layout of a tensor."""
+PLACES = {
+    "storage_offset",
+    "as_strided",
+    "as_strided_",
+    "as_strided_copy",
+    "as_strided_scatter",
+}
+"""Functions whose results depend on where in its storage a tensor is."""
+ADDRESSES = {"data_ptr", "storage", "untyped_storage"}
+"""Functions from whose results code can tell where in memory a tensor is."""
 
 SCALED = {
     name: ("value" if name.startswith("addc") else "alpha", 1)

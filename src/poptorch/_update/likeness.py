@@ -18,19 +18,15 @@ from .step_values import Geometry
 from .value_origins import WEIGHT, Identifier, Origins
 
 aten = torch.ops.aten
-_KEEP_ELEMENTS = {
-    aten.alias.default, aten.clone.default, aten.copy_.default, aten.detach.default,
-    aten.empty_like.default, aten.fill_.Scalar, aten.fill_.Tensor, aten.full_like.default,
-    aten.ones_like.default, aten.zero_.default, aten.zeros_like.default, aten._to_copy.default,
-    aten.new_zeros.default, aten.new_ones.default, aten.new_full.default,
-    aten.new_empty.default,
-}  # fmt: skip
-
 # These take no sizes; their results have the shape of their first argument.
 _LIKE_FIRST = {
     aten.copy_.default, aten.detach.default, aten.empty_like.default, aten.fill_.Scalar,
     aten.fill_.Tensor, aten.full_like.default, aten.ones_like.default, aten.zero_.default,
     aten.zeros_like.default, aten._to_copy.default,
+}  # fmt: skip
+_KEEP_ELEMENTS = _LIKE_FIRST | {
+    aten.alias.default, aten.clone.default, aten.new_empty.default, aten.new_full.default,
+    aten.new_ones.default, aten.new_zeros.default,
 }  # fmt: skip
 
 

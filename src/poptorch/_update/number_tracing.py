@@ -23,7 +23,6 @@ from .known_functions import (
     GET_DATA,
     GET_GRADIENT,
     ITEMS,
-    LAYOUTS,
     MADE_OF_NOTHING,
     READS,
     SCALED,
@@ -36,9 +35,10 @@ from .known_functions import (
     title_of,
 )
 from .lists_of_tensors import one_by_one
-from .step_value_reads import ValueNeeded, foreign_tensor, layout_read
+from .memory_reads import MemoryReads
+from .step_value_reads import ValueNeeded, foreign_tensor
 from .step_values import as_number, is_number, is_whole, replaced, tensors_in
-from .value_origins import HYPER, WEIGHT, Identifier, Origins, ValueSources
+from .value_origins import HYPER, Identifier, Origins, ValueSources
 
 Memo = Callable[[Any, Identifier, tuple[Any, ...], dict[str, Any], Callable[[], Any]], Any]
 
@@ -53,7 +53,7 @@ class Numbers(TorchFunctionMode):
         self.hosts: dict[int, Tensor] = {}  # traced parameters by identity of the user's
         self.reached: set[int] = set()  # identities of those that code has used
         self.without_values: type | None = None  # class of all tensors of a step, if it is known
-        self.scattered: dict[str, tuple[int, ...]] = {}  # shapes of weights not contiguous in eager
+        self.memory_reads: MemoryReads | None = None
         self.origins = Origins()
         self._arithmetic = Arithmetic(self.origins)
         self._computed: dict[Identifier, Tensor] = {}  # numbers that were computed before
@@ -62,8 +62,8 @@ class Numbers(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         name = getattr(func, "__name__", "")
-        if self.scattered and name in LAYOUTS:
-            self._check_layout(name, next(iter((*args, *(kwargs or {}).values()))))
+        if name in MemoryReads.FUNCTIONS and self.memory_reads is not None:
+            self.memory_reads.check(name, tensors_in((args, kwargs)))
         if self._is_plain_question(func, name, args):
             return func(*args, **(kwargs or {}))
         args, kwargs = by_position(args, dict(kwargs or {}))
@@ -133,16 +133,6 @@ class Numbers(TorchFunctionMode):
         if func == GET_GRADIENT and not strangers[0].requires_grad:
             return
         raise foreign_tensor(strangers[0], is_gradient=func == GET_GRADIENT)
-
-    def _check_layout(self, name: str, tensor: Tensor) -> None:
-        """Refuse to describe the layout of a weight, or of a tensor that may have the same one."""
-        tensor = self.hosts.get(id(tensor), tensor)
-        if not tensor.dim():
-            return
-        weights = {key for role, key in self.origins.sources(tensor) if role == WEIGHT}
-        for path, shape in self.scattered.items():
-            if path in weights or tuple(tensor.shape) == shape:
-                raise layout_read(name, path)
 
     # Computations.
 

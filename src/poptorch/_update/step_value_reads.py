@@ -53,22 +53,6 @@ def foreign_tensor(tensor: Tensor, is_gradient: bool) -> Error:
     )
 
 
-def layout_read(function: str, weight: str) -> Error:
-    return Error(
-        "The optimizer's step reads the memory layout of a weight that is not contiguous",
-        got=(
-            f"{function} of '{weight}', or of a tensor like it; "
-            "all weights of a program are contiguous"
-        ),
-        fix=(
-            "make the weights contiguous before you wrap the model: "
-            "model.to(memory_format=torch.contiguous_format), or parameter.data = "
-            "parameter.data.contiguous()",
-            "or compute from shapes instead, which are those of PyTorch: parameter.shape",
-        ),
-    )
-
-
 def refuse_read(origins: Origins, value: Any, what: str) -> NoReturn:
     """Raise the error for a read of a value.
 

@@ -36,6 +36,7 @@ from .._ops.dispatch import answering
 from .absent_gradients import check_unchanged, check_unread
 from .host_values import HostValues
 from .likeness import Signatures, Wholes
+from .memory_reads import MemoryReads
 from .python_functions import numbers_functions
 from .repeated_operators import Repeats
 from .step_value_reads import Restart, ValueNeeded
@@ -128,10 +129,8 @@ class _Discovery:
         self.layouts: dict[str, Any] = {}
         self.views: Views | None = None  # of the state after the runs so far
         self.wholes = Wholes(self.origins)
-        self.mode.scattered = {
-            path: param.shape for path, param in self.params.items() if not param.is_contiguous
-        }
-        self.mode.without_values = private.optional("FakeTensor")
+        self.mode.without_values = kind = private.optional("FakeTensor")
+        self.mode.memory_reads = MemoryReads(self.params, self.mode.hosts, self.origins, kind)
         self.mode.memo = self.repeats = Repeats(without_values, self.wholes)
 
     def result(self) -> OptimSpec:

@@ -350,9 +350,9 @@ class StepRun:
         held |= {(path, WEIGHT): weight for path, weight in self.traced_params.items()}
         for path, entry in self.states():
             held |= {(path, name): value for name, value in flat(dict(entry)).items()}
-        return views_among(
-            {p: v for p, v in held.items() if isinstance(v, Tensor) and not is_number(v)}
-        )
+        tensors = {p: v for p, v in held.items() if isinstance(v, Tensor) and not is_number(v)}
+        with unobserved():
+            return views_among(tensors)
 
 
 def _as_parameter(value: Tensor) -> Tensor:

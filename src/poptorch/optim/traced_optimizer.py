@@ -161,7 +161,15 @@ def _param(parameter: Any, path: str, name: str | None) -> TracedParam:
         id(parameter),
         name,
         parameter.is_contiguous(),
+        unwatched(_is_part, parameter),
     )
+
+
+def _is_part(tensor: torch.Tensor) -> bool:
+    if tensor.layout is not torch.strided:
+        return False
+    is_larger = tensor.untyped_storage().nbytes() > tensor.nbytes
+    return is_larger or tensor.storage_offset() > 0
 
 
 def _is_rate(name: str) -> bool:
