@@ -119,6 +119,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/inference.py
 	$(BIN)/python benchmarks/first_minute.py
 	$(BIN)/python benchmarks/compile_cost.py
+	$(BIN)/python benchmarks/compile_speedups.py
 	$(BIN)/python benchmarks/growth.py
 	$(BIN)/python benchmarks/interference.py
 	$(BIN)/python benchmarks/call_overhead.py

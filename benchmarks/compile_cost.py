@@ -167,13 +167,18 @@ def watch(laps: Laps, calls: Calls | None) -> None:
         calls.enable()
 
 
+def environment_in(folder: str, tree: Path) -> dict[str, str]:
+    """Return an environment in which all caches are in one folder, for one thread."""
+    environment = {key: value for key, value in os.environ.items() if key not in LEFT_OUT}
+    environment |= {"TMPDIR": folder, "HOME": folder, "PYTHONPATH": str(tree / "src")}
+    return environment | {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
+
+
 def fresh(name: str, contestant: str, tree: Path) -> dict[str, Any]:
     """Measure in a new process without any cached files."""
     with tempfile.TemporaryDirectory(prefix="compile-cost-") as folder:
-        environment = {key: value for key, value in os.environ.items() if key not in LEFT_OUT}
-        environment |= {"TMPDIR": folder, "HOME": folder, "PYTHONPATH": str(tree / "src")}
-        environment |= {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
         command = [sys.executable, __file__, "--inside", contestant, name]
+        environment = environment_in(folder, tree)
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(f"{name}, {contestant}: {done.stderr}")

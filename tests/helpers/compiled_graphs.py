@@ -81,4 +81,6 @@ def check(step: Callable[..., tuple[Tensors, Tensors]], examples: Tensors) -> Co
         for a, b in zip([*expected_value, *expected_state], [*got, *got_state], strict=True):
             torch.testing.assert_close(b, a)
             assert b.stride() == a.stride()
+        for a, b in zip(expected_state, got_state, strict=True):
+            b.copy_(a)  # rounding of this run must not be compared with the precision of float64
     return code
