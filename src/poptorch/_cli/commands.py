@@ -1,4 +1,4 @@
-"""Provide what all commands share: help pages with examples, error messages, and running scripts.
+"""Provide what all commands share: help pages with examples, and error messages.
 
 Commands end silently when the reader of their output has gone.
 """
@@ -9,7 +9,6 @@ import argparse
 import contextlib
 import functools
 import os
-import runpy
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -32,6 +31,11 @@ def misuse() -> Iterator[None]:
         yield
     except Error as error:
         raise Misuse(error.message) from None
+
+
+def check_file(path: str | Path) -> None:
+    if not Path(path).is_file():
+        raise Misuse(f"There is no file {path}")
 
 
 def complete() -> None:
@@ -79,24 +83,3 @@ def command(main: Callable[..., int]) -> Callable[..., int]:
             return 128 + 13  # the status that a shell reports for a program that SIGPIPE ended
 
     return run
-
-
-class EndOfScript(BaseException):
-    """Raised to end a script that has run far enough. It derives from ``BaseException``, so that
-    ``except Exception`` does not catch it.
-    """
-
-
-def run_script(path: str, arguments: Sequence[str], function: str = "") -> None:
-    """Run a script, or only import it and call a function of it."""
-    before = sys.argv, sys.path[:]
-    sys.argv, sys.path[0:0] = [path, *arguments], [str(Path(path).resolve().parent)]
-    try:
-        with contextlib.suppress(EndOfScript):
-            names = runpy.run_path(path, run_name="imported" if function else "__main__")
-            if function:
-                if not callable(names.get(function)):
-                    raise Misuse(f"{path} has no function {function}")
-                names[function]()
-    finally:
-        sys.argv, sys.path[:] = before

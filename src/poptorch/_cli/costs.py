@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .._base.errors import visible
-from .._base.private import replaced
 from .._base.tables import text_of
 from .._ipu_model import profile, report_page, scaling
 from .._ipu_systems import system_of
 from ..executor import PoplarExecutor
-from .commands import FOUND, EndOfScript, Misuse, misuse, run_script
+from .commands import FOUND, Misuse, check_file, misuse
+from .scripts import at_first_call
 
 _LINK = ("--processes", "--latency", "--bandwidth")
 _OURS = ("--system", "--all", "--json", "--html", *_LINK)
@@ -35,31 +35,21 @@ def estimate(chosen: argparse.Namespace) -> int:
             "--processes runs one model several times on one batch, so it cannot be "
             "combined with --all"
         )
-    if not chosen.script.is_file():
-        raise Misuse(f"There is no file {chosen.script}")
+    check_file(chosen.script)
     ours = [each for each in chosen.arguments if each.partition("=")[0] in _OURS]
     if ours:
         print(
             f"{ours[0]} comes after {chosen.script}, so it is passed to the script", file=sys.stderr
         )
     priced: list[Any] = []
-    seen: list[PoplarExecutor] = []
 
-    def first(usual: Any, executor: PoplarExecutor, /, *args: Any, **kwargs: Any) -> Any:
-        if executor not in seen:
-            seen.append(executor)
-            if curve:
-                _measure(executor, args, kwargs)
-            priced.append(executor.estimate(*args, system=chosen.system, **curve, **kwargs))
-            print(priced[-1])
-            if not chosen.all:
-                raise EndOfScript
-        return usual(executor, *args, **kwargs)
+    def work(executor: PoplarExecutor, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        if curve:
+            _measure(executor, args, kwargs)
+        priced.append(executor.estimate(*args, system=chosen.system, **curve, **kwargs))
+        print(priced[-1])
 
-    with replaced(PoplarExecutor, "__call__", first), replaced(PoplarExecutor, "compile", first):
-        run_script(str(chosen.script), chosen.arguments)
-    if not priced:
-        raise Misuse(f"{chosen.script} used no wrapped model")
+    at_first_call(work, str(chosen.script), chosen.arguments, every=chosen.all)
     if chosen.json:
         priced[-1].to_json(chosen.json)
     if chosen.html:

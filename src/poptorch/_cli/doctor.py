@@ -26,7 +26,8 @@ from .._data.consumer import verdict
 from ..executor import PoplarExecutor
 from ..options import Options
 from . import doctor_machine
-from .commands import FOUND, EndOfScript, Misuse, run_script
+from .commands import FOUND, Misuse, check_file
+from .scripts import EndOfScript, run_script
 
 
 def run(chosen: argparse.Namespace) -> int:
@@ -35,8 +36,7 @@ def run(chosen: argparse.Namespace) -> int:
     if not chosen.target:
         return doctor_machine.run(chosen)
     path, _, name = chosen.target.partition(":")
-    if not Path(path).is_file():
-        raise Misuse(f"There is no file {path}")
+    check_file(path)
     if name:
         return _module(Path(path), name, chosen.arguments, chosen.training)
     return _script(path, chosen.arguments, chosen.calls or None)

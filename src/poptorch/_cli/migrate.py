@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .._base import safe_files
-from .commands import Misuse, add, misuse
+from .commands import Misuse, add, check_file, misuse
 
 if TYPE_CHECKING:
     from .._migrate.scripts import Script
@@ -83,8 +83,7 @@ def _read(file: Path) -> tuple[Script, str]:
         ) from None
     from .._migrate.scripts import Script
 
-    if not file.is_file():
-        raise Misuse(f"There is no file {file}")
+    check_file(file)
     try:
         text = file.read_text()
         script = Script(text)

@@ -5,17 +5,17 @@ a script's first program.
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
-from .._base.private import replaced
 from .._compile.compilation import Compilation
 from .._compile.pass_diff import change, summary
 from .._compile.passes import check_names, observed, passes_text
 from .._ir.compiler_pass import Pass, leaving_out
 from ..executor import PoplarExecutor
-from .commands import EndOfScript, Misuse, misuse, run_script
+from .commands import Misuse, check_file, misuse
 from .parsers import add_passes_options
+from .scripts import at_first_call
 
 
 def passes(chosen: argparse.Namespace) -> int:
@@ -29,11 +29,9 @@ def passes(chosen: argparse.Namespace) -> int:
     add_passes_options(behind)
     chosen, chosen.arguments = behind.parse_known_args(chosen.arguments, chosen)
     file, _, function = chosen.script.partition(":")
-    if not Path(file).is_file():
-        raise Misuse(f"There is no file {file}")
+    check_file(file)
     with misuse():
         check_names(chosen.without)
-    compiled: list[PoplarExecutor] = []
 
     def seen(each: Pass, before: Compilation, after: Compilation) -> None:
         changed = change(before, after)
@@ -41,15 +39,10 @@ def passes(chosen: argparse.Namespace) -> int:
         if chosen.diff:
             print("\n".join(changed), end="\n" * bool(changed))
 
-    def first(_: Any, executor: PoplarExecutor, /, *args: Any, **kwargs: Any) -> None:
-        compiled.append(executor)
+    def work(executor: PoplarExecutor, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         session = executor._session
         with misuse(), session.lock(), observed(seen), leaving_out(chosen.without):
             session.compile((args, kwargs), background=True)
-        raise EndOfScript
 
-    with replaced(PoplarExecutor, "__call__", first), replaced(PoplarExecutor, "compile", first):
-        run_script(file, chosen.arguments, function)
-    if not compiled:
-        raise Misuse(f"{file} used no wrapped model")
+    at_first_call(work, file, chosen.arguments, function)
     return 0

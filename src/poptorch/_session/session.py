@@ -406,13 +406,11 @@ class Session:
     def _program_for(self, arguments: Arguments, share: Share | None) -> Specialization:
         """Attach, and use the program for the model's mode and these arguments."""
         if self.weights.store is None:
-            if self.now.spec.runtime.connection == ConnectionType.Never:
-                raise AssertionFailure(
-                    "Trying to run a model on an offline device",
-                    got="ConnectionType.Never",
-                    fix="save it with compileAndExport(path) and run poptorch.load(path) "
-                    "elsewhere, or use ConnectionType.Always",
-                )
+            self._check_online(
+                "Trying to run a model on an offline device",
+                "save it with compileAndExport(path) and run poptorch.load(path) elsewhere, or use "
+                "ConnectionType.Always",
+            )
             self._attach()
         if self.optimizer is not None and self.optimizer.prepare_run():
             self._compile_again(arguments)
@@ -555,18 +553,20 @@ class Session:
 
     @locked
     def attach(self) -> None:
-        if self.now.spec.runtime.connection == ConnectionType.Never:
-            raise AssertionFailure(
-                "Trying to attach to an offline device",
-                got="ConnectionType.Never",
-                fix="remove useOfflineIpuTarget and ConnectionType.Never from the options",
-            )
+        self._check_online(
+            "Trying to attach to an offline device",
+            "remove useOfflineIpuTarget and ConnectionType.Never from the options",
+        )
         if self.weights.store is not None:
             raise Error(
                 "Device is already attached",
                 fix="remove this call, or make it only if isAttachedToDevice() returns False",
             )
         self._attach()
+
+    def _check_online(self, title: str, fix: str) -> None:
+        if self.now.spec.runtime.connection == ConnectionType.Never:
+            raise AssertionFailure(title, got="ConnectionType.Never", fix=fix)
 
     def _attach(self) -> None:
         injected_faults.check("attach")
