@@ -28,6 +28,7 @@ import behaviours_page
 import coherence_table
 import environment_table
 import errors_page
+import files_table
 import mistakes_page
 import options_table
 import pictures
@@ -182,6 +183,7 @@ def test_links_lead_somewhere(path: Path) -> None:
         coherence_table,
         environment_table,
         errors_page,
+        files_table,
         mistakes_page,
         options_table,
     ],
@@ -384,6 +386,38 @@ def test_members_of_enums_are_shown() -> None:
     members = r"^::: poptorch\.(\S+)\n    options: {show_if_no_docstring: true}$"
     shown = set(re.findall(members, text, re.M))
     assert shown == kinds - aliases  # without a text of its own none is shown by default
+
+
+def test_every_module_and_table_has_one_row_in_architecture() -> None:
+    index = (ROOT / "ARCHITECTURE.md").read_text().partition("\n## Every file\n")[2]
+    listed = []
+    for section in index.split("\n### ")[1:]:
+        folder = section.partition("\n")[0].split("`")[1].removesuffix("/")
+        above = PACKAGE.parent if (PACKAGE.parent / folder).is_dir() else PACKAGE
+        listed += [above / folder / name for name in re.findall(r"^\| `(.*?)`", section, re.M)]
+
+    paths = [path for suffix in ("py", "toml") for path in (ROOT / "src").rglob(f"*.{suffix}")]
+    assert sorted(listed) == sorted(each for each in paths if each.name != "__init__.py")
+
+
+def test_every_file_begins_with_a_sentence_about_it() -> None:
+    paths = [
+        path for folder, files in files_table.folders() for path in (*files, folder / "__init__.py")
+    ]
+    sentences = {path: files_table.first_paragraph(path) for path in paths}
+
+    assert [path for path, text in sentences.items() if len(text.split()) < 3] == []
+    assert [path for path, text in sentences.items() if not text.endswith((".", ":"))] == []
+
+
+def test_files_that_architecture_names_exist() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text().partition("\n## Every file\n")[0]
+    named = {*re.findall(r"`([\w/]+\.py)\b", text)} - {"model.py"}  # a user's, in examples
+
+    folders = ("src", "tests", "scripts")
+    paths = [path.as_posix() for folder in folders for path in (ROOT / folder).rglob("*.py")]
+    missing = [each for each in named if not any(path.endswith(f"/{each}") for path in paths)]
+    assert missing == []
 
 
 Stop = tuple[str, str]  # file, qualified name

@@ -1,4 +1,4 @@
-"""Load and combine batches: ``DataLoader``, ``AsynchronousDataAccessor`` and ``PadToSizes``.
+"""Load batches: ``DataLoader``, ``AsynchronousDataAccessor`` and ``PadToSizes``.
 
 The loading processes and their buffers are implemented in ``_data``. Source: PopTorch user guide,
 "Efficient data batching".

@@ -1,3 +1,5 @@
+"""Define the classes of batches that several loaders return, with and without seeds."""
+
 from __future__ import annotations
 
 import copyreg

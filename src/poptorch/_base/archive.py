@@ -1,5 +1,5 @@
-"""Read and write files of named parts: zip files with digests, which are complete or do
-not exist.
+"""Read and write the files that this library saves: zip files of named parts with digests. Decides
+which versions of the format are read, and refuses files that are damaged or incomplete.
 """
 
 from __future__ import annotations

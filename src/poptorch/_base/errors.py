@@ -1,5 +1,5 @@
-"""Define errors with four parts: title, got, where, fix. If PopTorch raised a builtin exception,
-the error is also an instance of it.
+"""Define errors with four parts (title, got, where, fix) and how they are printed. If PopTorch
+raised a builtin exception, the error is also an instance of it.
 """
 
 from __future__ import annotations

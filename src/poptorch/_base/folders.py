@@ -1,5 +1,5 @@
-"""Check folders of code that will be run: they must belong to the user, and nobody else may write
-to them.
+"""Choose the folders of code that will be run, and check them: they must belong to the user, and
+nobody else may write to them.
 
 A folder is checked together with all directories and links that lead to it. If only the user and
 root can change those, nobody else can replace the folder, neither before nor after it is used.

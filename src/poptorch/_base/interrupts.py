@@ -1,5 +1,5 @@
-"""Delay signals while weights are written: ``deferred`` records them, and ``check`` runs their
-handlers.
+"""Decide when a signal such as Ctrl-C takes effect: ``deferred`` delays signals while weights are
+written, and ``check`` runs their handlers.
 
 While a model is captured and compiled, signals are not delayed. ``delivering`` makes sure that an
 exception from a handler is not lost: it raises it again if torch or Python drop it. ``allowed`` is

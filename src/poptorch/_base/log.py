@@ -1,4 +1,6 @@
-"""Define the two loggers that users know, their levels and their destination."""
+"""Define the two loggers that users know: their levels, their destination, and how often they
+repeat a message.
+"""
 
 from __future__ import annotations
 

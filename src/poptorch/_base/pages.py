@@ -1,4 +1,6 @@
-"""Provide what pages share: each is one file that a browser opens without server or network."""
+"""Provide what the HTML pages of this library share. Each page is one file that a browser opens
+without server or network.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Capture one micro-batch of the user's module as a graph: forward, loss, backward, buffer
-updates.
+"""Capture one micro-batch of the user's module as a graph: forward, loss, backward, buffer updates.
+Refuses weights that overlap in memory.
 """
 
 from __future__ import annotations

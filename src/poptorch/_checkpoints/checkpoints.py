@@ -1,4 +1,5 @@
-"""Save and resume training runs with ``poptorch.Checkpoints``.
+"""Save and resume training runs with ``poptorch.Checkpoints``: what a checkpoint contains, and how
+it is written while training goes on.
 
 A checkpoint is a folder without pickles. It gets its final name only when it is complete, so a run
 that is killed while it writes leaves the previous checkpoint valid.

@@ -1,4 +1,6 @@
-"""Implement ``poprun``: start and end the processes of a job together, with torchrun's agent."""
+"""Implement ``poprun``: start, restart and end the processes of a job together, with torchrun's
+agent.
+"""
 
 from __future__ import annotations
 

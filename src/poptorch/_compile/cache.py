@@ -1,5 +1,5 @@
-"""Cache compiled graphs by everything that they depend on, and remember the programs that contain
-them.
+"""Cache compiled graphs on disk by everything that they depend on, remember the programs that
+contain them, and explain why a program was not found.
 """
 
 from __future__ import annotations

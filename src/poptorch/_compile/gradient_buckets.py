@@ -1,4 +1,5 @@
-"""Join the gradients that processes exchange into buckets, so that small ones are sent as one.
+"""Decide which gradients processes exchange together, in buckets, so that small ones are sent as
+one.
 
 ``bundled_weights`` joins the weights that are updated together.
 """

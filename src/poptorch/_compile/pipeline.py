@@ -1,4 +1,4 @@
-"""Compile a model by calling the rooms in order, once each."""
+"""Compile a model: run the passes, choose the backend, and let it compile the plan."""
 
 from __future__ import annotations
 

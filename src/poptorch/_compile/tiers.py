@@ -1,5 +1,5 @@
-"""Run a program in two tiers: the reference backend runs immediately, and compiled code replaces it
-when it is ready.
+"""Run a program in two tiers: the reference backend runs immediately. Decides when compiling
+begins, and when compiled code takes over.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Find repeated parts of a graph, such as the layers of a transformer, and cut the graph there.
+"""Decide which parts of a graph are equal, such as the layers of a transformer, and cut the graph
+there, so that equal parts are compiled once.
 
 Every cut is correct, because pieces count as equal only if everything that they compute, read and
 write is equal.

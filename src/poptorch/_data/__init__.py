@@ -1,1 +1,1 @@
-"""Divide, combine and fetch batches, in this process or in a loading process."""
+"""Divide, combine and fetch batches, in the user's process or in a loading process."""

@@ -1,4 +1,4 @@
-"""Join samples and micro-batches to one combined batch."""
+"""Join samples, or small batches, to one combined batch."""
 
 from __future__ import annotations
 

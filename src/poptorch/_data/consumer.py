@@ -1,4 +1,6 @@
-"""Read elements in order from the ring that a loading process fills, or raise its errors."""
+"""Read elements in order from the ring that a loading process fills, or raise its errors. Says
+whether loading limits the run.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Find repeated runs of statements, such as layers, and write them once, as a function or
-a loop.
+"""Decide which statements of exported code are alike, such as those of layers, and write them once,
+as a function or a loop.
 """
 
 from __future__ import annotations

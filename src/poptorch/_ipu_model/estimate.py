@@ -1,4 +1,4 @@
-"""Define ``Estimate``: what a program would cost on IPUs, with its parts, for people and
+"""Define ``Estimate``, the result of an estimate: what a program would cost on IPUs, for people and
 for programs.
 """
 

@@ -1,4 +1,6 @@
-"""Capture, place and schedule a wrapped model for an estimate, without compiling it."""
+"""Compute an estimate: capture, place and schedule a wrapped model without compiling it, then price
+it.
+"""
 
 from __future__ import annotations
 

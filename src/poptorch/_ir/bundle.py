@@ -1,4 +1,6 @@
-"""Describe tensors that share one flat storage, on which the update of many small weights works."""
+"""Define ``Bundle``: tensors that share one flat storage. Small weights are updated in bundles, and
+gradients are exchanged in them.
+"""
 
 from __future__ import annotations
 

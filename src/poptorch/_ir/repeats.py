@@ -1,4 +1,5 @@
-"""Find where a sequence repeats itself, as the layers of a model do.
+"""Find where any sequence repeats itself, as the layers of a model do. The callers decide which
+elements are equal.
 
 Two callers handle equal layers only once: the compiler for CPUs, which compiles them once, and
 exported code, which writes them as one function.

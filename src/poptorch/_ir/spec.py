@@ -1,4 +1,6 @@
-"""Define ``Spec``: every resolved setting of one executor, immutable. The cache key is its hash."""
+"""Define ``Spec``: every resolved setting of one executor with its default, immutable. The cache
+key is its hash.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Name the two ways in which functions take several tensors."""
+"""Name the two types in which functions take several tensors: in order, and by key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Connect the processes of a job as one group. All make the same exchanges in the same order."""
+"""Make the exchanges of a job: sums, copies and comparisons between its processes, which all make
+the same ones in the same order.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Write a heartbeat every second in each process, so that waiting processes can say for whom they
-wait.
+"""Find out which process has died or hangs after the processes have met: each writes a heartbeat
+every second.
 
 A killed process closes its connections, but only neighbours in a ring notice, and a machine that
 disappears closes nothing. Heartbeats go through the store in which the processes met. The store

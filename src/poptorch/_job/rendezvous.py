@@ -1,5 +1,5 @@
-"""Find out from a launcher (poprun, torchrun, OpenMPI) which process this is, and where
-its job meets.
+"""Find out from a launcher (poprun, torchrun, OpenMPI) which process this is, and meet the others.
+Says which of them have not arrived.
 """
 
 from __future__ import annotations

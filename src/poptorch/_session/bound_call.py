@@ -1,4 +1,6 @@
-"""Make one call of a program, with everything that it reads, checks and records on the way."""
+"""Make one call of a program, with everything that it reads, checks and records on the way. Decides
+whether a call is like the last one.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Detect that a model was compiled before a fork, because compiled programs do not survive one."""
+"""Refuse to run a program that was compiled before this process was forked, and use one thread in
+such a process.
+"""
 
 from __future__ import annotations
 

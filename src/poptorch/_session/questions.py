@@ -1,4 +1,6 @@
-"""Answer questions about a wrapped model without running it."""
+"""Answer questions of users about a wrapped model without running it: ``describe``, ``explain``,
+counters, latency.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reserve the pod's devices for a model."""
+"""Reserve chips of the virtual pod for a model, and release them."""
 
 from __future__ import annotations
 

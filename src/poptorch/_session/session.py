@@ -1,4 +1,6 @@
-"""Run one wrapped model: its lock, programs, device, optimizer and random stream."""
+"""Run one wrapped model: decides in which order it is compiled, attached, called, changed and
+detached. Every public method holds its lock.
+"""
 
 from __future__ import annotations
 

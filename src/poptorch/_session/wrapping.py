@@ -1,4 +1,5 @@
-"""Change the user's module when it is wrapped for training, and undo the change.
+"""Change the user's module when it is wrapped for training, and undo the change. Warns code that
+looks for gradients in it.
 
 The object stays the same. Its class becomes a subclass named ``Poptorch<Name>`` with two more
 methods. Copies and pickles of it are ordinary modules.

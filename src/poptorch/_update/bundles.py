@@ -1,4 +1,5 @@
-"""Join many weights to few flat tensors, so that their update takes only a few operators.
+"""Lay out weights one after another in flat tensors, called bundles, so that their update takes
+only a few operators.
 
 An update of 200 weights is one kernel. It is several times faster than one kernel per weight, and
 compiles in a second instead of half a minute.

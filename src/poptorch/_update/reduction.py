@@ -1,4 +1,5 @@
-"""Turn gradients of micro-batches into the descaled gradient of one update; adapt the loss scale.
+"""Turn gradients of micro-batches into the gradient of one update: sum or mean, loss scaling.
+Adapts the loss scale.
 
 Between ``accumulate`` and ``finish`` the program sums ``accum.*`` over replicas and processes.
 """

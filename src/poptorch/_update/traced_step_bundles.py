@@ -1,5 +1,5 @@
-"""Run traced steps on bundles of small weights, if one step on a bundle equals a step on each
-weight.
+"""Decide whether a traced step may run on bundles: only if a step on a bundle equals a step on each
+of its weights.
 
 The step is run on a flat tensor in place of the weights of a bundle. The bundle is used only if the
 step is shown to compute the same as for each weight.

@@ -1,5 +1,5 @@
-"""Run the loops of a program, for all backends that compile graph by graph: one function
-per ``Run``.
+"""Run the loops of a program, for all backends that compile graph by graph: one function per
+``Run``.
 
 A signal that arrives during a call takes effect between two runs (``_base.interrupts``), and
 ``rollback`` then undoes the call.

@@ -1,4 +1,5 @@
-"""Make calls atomic: keep copies of the state that a call changes, and restore them if it fails.
+"""Make calls atomic: keep copies of the state that a call changes, and restore them if the call
+fails or is interrupted.
 
 In training the unit is the update, and in inference the call. It copies only what the micro-batches
 of an update change, and what a graph changes in place while it may still fail because of a value or

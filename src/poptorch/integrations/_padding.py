@@ -1,4 +1,5 @@
-"""Pad the Trainer's batches to a few lengths, so that a few compiled programs serve all of them.
+"""Decide to which few lengths the Trainer's batches are padded, so that a few compiled programs
+serve all of them.
 
 A collator pads each batch to its longest sample. Nearly every batch therefore has another shape,
 and each shape needs its own program. ``Lengths`` pads a little further, to the next of a few sizes.

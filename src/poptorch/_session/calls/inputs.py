@@ -1,4 +1,6 @@
-"""Compare the arguments of calls with the compiled ones, and prepare them for the device."""
+"""Compare the arguments of calls with the compiled ones: shapes, types, the number of rows, ranges
+of indices. Converts them for the device.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Save and read compiled models.
+"""Decide what the file of a compiled model contains, write it, and read it without running its
+code.
 
 A file consists of JSON and safetensors: shapes of the arguments, weights, and the state of the
 optimizer and the device. Reading these runs no code. The program is captured again from the user's

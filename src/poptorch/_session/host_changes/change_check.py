@@ -1,4 +1,6 @@
-"""Define ``ChangeCheck``, and warn of values on the host that changed after they were compiled."""
+"""Define ``ChangeCheck``, and write the one warning about all values on the host that changed after
+they were compiled.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Check whether attributes of modules, which are constants of the program, have changed."""
+"""Check whether attributes of modules, whose values are constants of the program, have changed."""
 
 from __future__ import annotations
 

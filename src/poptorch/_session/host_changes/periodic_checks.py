@@ -1,4 +1,4 @@
-"""Decide before each call whether to look for changes on the host."""
+"""Decide before each call which checks for changes on the host are made now."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Manage the optimizer of a session: its compiled form, and its state on the device and the host.
+"""Manage the optimizer of a session: reads it when it is wrapped or replaced, compiles it, and
+moves its state between device and host.
 
 Hyper-parameters are read only when the user passes an optimizer. To change them, the user calls
 ``setOptimizer``.

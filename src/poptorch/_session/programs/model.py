@@ -1,4 +1,4 @@
-"""Prepare the user's model for capturing, and follow its training mode."""
+"""Prepare the user's model for capturing (``Task``), and follow its training mode."""
 
 from __future__ import annotations
 

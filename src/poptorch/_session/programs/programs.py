@@ -1,4 +1,6 @@
-"""Keep the programs that were compiled from a model."""
+"""Keep the programs that were compiled from a model: finds the one for a call, and decides how many
+are kept.
+"""
 
 from __future__ import annotations
 

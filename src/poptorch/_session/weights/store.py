@@ -1,4 +1,6 @@
-"""Keep the device's copies of a model's tensors, and transfer them between host and device."""
+"""Keep the device's copies of a model's tensors: weights, buffers, optimizer state. Copies them
+between host and device.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decide when weights and buffers are transferred between host and device."""
+"""Decide when weights and buffers are copied between host and device."""
 
 from __future__ import annotations
 
