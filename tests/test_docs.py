@@ -410,8 +410,9 @@ def test_every_file_begins_with_a_sentence_about_it() -> None:
     assert [path for path, text in sentences.items() if not text.endswith((".", ":"))] == []
 
 
-def test_files_that_architecture_names_exist() -> None:
-    text = (ROOT / "ARCHITECTURE.md").read_text().partition("\n## Every file\n")[0]
+@pytest.mark.parametrize("page", ["ARCHITECTURE.md", "CONTRIBUTING.md"])
+def test_files_that_a_page_for_developers_names_exist(page: str) -> None:
+    text = (ROOT / page).read_text().partition("\n## Every file\n")[0]
     named = {*re.findall(r"`([\w/]+\.py)\b", text)} - {"model.py"}  # a user's, in examples
 
     folders = ("src", "tests", "scripts")

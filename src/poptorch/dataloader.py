@@ -1,4 +1,5 @@
-"""Load batches: ``DataLoader``, ``AsynchronousDataAccessor`` and ``PadToSizes``.
+"""Define the loaders ``DataLoader`` and ``AsynchronousDataAccessor``, and ``PadToSizes``, which
+pads sequences to sizes that the user chose.
 
 The loading processes and their buffers are implemented in ``_data``. Source: PopTorch user guide,
 "Efficient data batching".

@@ -1,4 +1,5 @@
-"""Define ``PoplarExecutor``, the object that wrapping a model returns.
+"""Define ``PoplarExecutor``, the object that wrapping a model returns, with all methods that users
+call.
 
 The executor offers PopTorch's methods and leaves their work to ``_session``. Source: PopTorch user
 guide, "Features".

@@ -1,4 +1,4 @@
-"""Wrap and load models: ``trainingModel``, ``inferenceModel`` and ``load``.
+"""Define ``trainingModel``, ``inferenceModel`` and ``load``, which wrap models.
 
 Source: PopTorch user guide, "Features".
 """

@@ -1,4 +1,6 @@
-"""Measure what the machine has available: memory, and idle cores."""
+"""Measure what the machine has available: memory, and idle cores. Collects garbage rarely while a
+model is compiled.
+"""
 
 from __future__ import annotations
 

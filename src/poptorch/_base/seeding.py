@@ -1,5 +1,5 @@
-"""Detect whether somebody has seeded torch on the host. Setting the same seed again leaves no other
-trace.
+"""Detect whether somebody has seeded torch on the host, even with the same seed again, which leaves
+no other trace.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Decide which operands are cast to which type if operators get tensors of different
-number formats.
+"""Decide which operands are cast to which type if an operator gets tensors of different number
+formats.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Support indices that are known only when the program runs.
+"""Support slices and indices whose positions are known only when the program runs.
 
 These are one position, ``x[i]``, and slices of a constant length, ``x[i : i + n]``. By itself,
 torch would read the position from its tensor, and the program would keep that of the first inputs.

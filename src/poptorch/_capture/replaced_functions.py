@@ -1,5 +1,5 @@
-"""Replace functions of torch that mean something else, or need more, in a program of fixed
-shapes.
+"""Define what takes the place of functions of torch that mean something else, or need more, in a
+program of fixed shapes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Replace a module's tensors, and some of torch's code, while forward runs."""
+"""Replace a module's tensors, and some of torch's code such as checkpoints and batch norms, while
+``forward`` runs.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Decide what happens if ``forward`` asks for the value of a tensor."""
+"""Decide what happens if ``forward`` asks for the value of a tensor: constants answer, the first
+inputs decide branches, and all other questions are refused.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Fall back to the interpreter if compiled code fails while it runs, for this call and all later
-ones.
+"""Decide what happens if compiled code fails while it runs: the interpreter repeats this call, and
+runs all later ones.
 
 Compiled code writes weights and optimizer state in place. All sizes are fixed, so an error in the
 code shows when it first runs. Therefore the first calls keep a copy of everything that the program

@@ -1,4 +1,4 @@
-"""Decide how many micro-batches run side by side, and build their graph.
+"""Decide how many micro-batches run side by side, within the memory limit, and build their graph.
 
 The number of lanes depends on rows, memory, and how much the last doubling saves. ``_lanes`` builds
 the graph, and the check against eager PyTorch may reject it.

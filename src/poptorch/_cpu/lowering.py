@@ -1,4 +1,5 @@
-"""Lower a pure graph for the code generator: primitive operators, and writes at the end.
+"""Lower a pure graph for the code generator: use primitive operators, choose which values are
+stored, and write to the state at the end.
 
 torch's compiler would trace the graph again through its autograd layer, and wrap every call in that
 layer's checks. Bypassing it, a warm compilation of the tutorial's CNN takes 0.3 s instead of 1.5,

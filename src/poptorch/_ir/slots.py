@@ -1,4 +1,6 @@
-"""Define slots, which describe the tensors that enter or leave a graph. They are made only here."""
+"""Define slots, which describe the tensors that enter or leave a graph, and the types to which
+64-bit types are narrowed. Slots are made only here.
+"""
 
 from __future__ import annotations
 

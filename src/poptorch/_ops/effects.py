@@ -1,4 +1,4 @@
-"""Define control flow and operators with effects, and keep the order of effects.
+"""Define loops, branches and operators with effects, and keep the order of effects.
 
 An operator with an effect takes ``Tensor[] after``: results that must exist before it runs. This
 chain keeps effects in order with every compiler. Unused ones are removed like other dead code.

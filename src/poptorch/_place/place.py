@@ -1,5 +1,5 @@
-"""Compute a Layout from a graph, visits and a strategy (PopTorch user guide, "Parallel
-execution").
+"""Decide on which chip each operator and each tensor is. The result is a Layout. Source: PopTorch
+user guide, "Parallel execution".
 """
 
 from __future__ import annotations

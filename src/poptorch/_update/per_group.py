@@ -1,4 +1,5 @@
-"""Compute, for each algorithm, what an update needs once per group before the steps of the weights.
+"""Define our algorithms (``ALGORITHMS``): the state for each weight, and what an update computes
+once per group before the steps of the weights.
 
 The steps are operators, whose formulas are in ``_ops/optimizer_formulas.py`` (PopTorch user guide,
 "Optimizers"). Hyper-parameters are Python numbers, which are compiled in, or 0-d tensors, which are

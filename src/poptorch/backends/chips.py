@@ -1,5 +1,5 @@
-"""Represent chips with their own tensors. CUDA devices are assigned to them in rotation, with a
-stream each.
+"""Represent chips, each with its own tensors, and do the actions of a schedule on them. CUDA
+devices are assigned to chips in rotation, with a stream each.
 """
 
 from __future__ import annotations

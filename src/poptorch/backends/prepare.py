@@ -1,5 +1,5 @@
-"""Prepare a graph for code: new values are copied to the tensors of the state, which stay the same
-objects.
+"""Prepare a graph for running: new values of the state are copied to its tensors, which stay the
+same objects.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Set what is global to the process while a program runs: the number of threads, and freed
-memory.
+"""Set what is global to the process while a program runs: the number of threads, and whether freed
+memory is kept.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Translate an optimizer into an immutable ``OptimSpec`` and its current hyper-parameters."""
+"""Translate an optimizer into an immutable ``OptimSpec``. Decides which hyper-parameters are
+constants of the program, and which may change.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Define the base class of this package's optimizers: device state, constants, and additional
-attributes.
+"""Define the base class of this package's optimizers: their state on the device, which attributes
+are constants of the program, and additional attributes.
 """
 
 from __future__ import annotations

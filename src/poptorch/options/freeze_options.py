@@ -1,4 +1,6 @@
-"""Translate ``Options`` into the immutable ``Spec``. No room below this one uses ``Options``."""
+"""Check options against each other, choose the device, and translate ``Options`` into the immutable
+``Spec``. No room below this one uses ``Options``.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Load a saved model: restore its values in the user's objects, which are then compiled as
-usual.
+"""Load a saved model: check that it fits the user's objects, and restore its values in them. They
+are then compiled as usual.
 """
 
 from __future__ import annotations

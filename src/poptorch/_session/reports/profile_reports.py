@@ -1,4 +1,6 @@
-"""Write profiles of a running model, after calls 1, 2, 4, 8 and so on."""
+"""Decide after which calls (1, 2, 4, 8 and so on) a running model writes its profile, and measure
+these calls.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Manage the device's copies of weights, buffers and state, and their transfers."""
+"""Manage the device's copies of weights, buffers and state, and when they are copied."""
 
 from .store import DEVICE_ONLY, StateLayout, StateStore
 from .transfers import Transfers
