@@ -14,7 +14,7 @@ from ..executor import PoplarExecutor
 from .commands import Misuse
 
 # receives a wrapped model, and the arguments of its first call or compilation
-Work = Callable[[PoplarExecutor, tuple[Any, ...], Mapping[str, Any]], None]
+FirstCall = Callable[[PoplarExecutor, tuple[Any, ...], Mapping[str, Any]], None]
 
 
 class EndOfScript(BaseException):
@@ -39,7 +39,7 @@ def run_script(path: str, arguments: Sequence[str], function: str = "") -> None:
 
 
 def at_first_call(
-    work: Work, path: str, arguments: Sequence[str], function: str = "", every: bool = False
+    work: FirstCall, path: str, arguments: Sequence[str], function: str = "", every: bool = False
 ) -> None:
     """Run a script until it calls or compiles a wrapped model, then work with the model and end
     the script.
