@@ -28,6 +28,7 @@ from .._ir.graph import lazily
 from .._ir.tensors import Tensors
 from .._ops import annotate, effects
 from . import purity, recorded_again
+from .recorded_calls import recorded_calls
 
 aten = torch.ops.aten
 
@@ -66,6 +67,7 @@ def trace(
     real: bool = False,
     stochastic: bool = False,
     runs: bool = True,
+    is_step: bool = False,
 ) -> tuple[fx.GraphModule, list[torch.Tensor]]:
     """Trace a function of flat lists. Also return the constants, which are its last arguments.
 
@@ -76,8 +78,14 @@ def trace(
         real: whether tensors have values.
         stochastic: the graph rounds to float16 at random.
         runs: the graph will be run, and not only inspected.
+        is_step: the function is an optimizer's step, which usually only calls operators.
     """
     mode = mode_of(inputs)
+    if is_step:
+        with torchs_settings():
+            recorded = recorded_calls(function, inputs, mode, _honest())
+        if recorded is not None:
+            return purity.pure(recorded, mode, stochastic, runs), []
     without_values = contextlib.nullcontext() if real else mode
     with (
         lazily(),

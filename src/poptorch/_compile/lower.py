@@ -14,7 +14,9 @@ from .._ir.slots import Slot
 from .._ir.spec import OptimSpec
 
 
-def lower(source: SlotFunction, stochastic: bool = False, runs: bool = True) -> Graph:
+def lower(
+    source: SlotFunction, stochastic: bool = False, runs: bool = True, is_step: bool = False
+) -> Graph:
     keys = [slot.key for slot in source.inputs]
 
     def flat(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -23,7 +25,7 @@ def lower(source: SlotFunction, stochastic: bool = False, runs: bool = True) -> 
 
     mode = trace.fake_mode()
     inputs = [trace.fake_tensor(mode, slot.shape, slot.dtype) for slot in source.inputs]
-    module, constants = trace.trace(flat, inputs, stochastic=stochastic, runs=runs)
+    module, constants = trace.trace(flat, inputs, stochastic=stochastic, runs=runs, is_step=is_step)
     assert not constants, f"{source.name} captured tensors from outside"
     return Graph(source.name, module, source.inputs, source.outputs)
 
@@ -54,11 +56,10 @@ def lower_update(make: MakeUpdate, slots: Sequence[Slot], optim: OptimSpec) -> G
     examples = {} if optim.traced is None else optim.traced.examples
     stepped = [slot for slot in slots if slot.weight in examples]
     if not examples or len(stepped) < len(examples):
-        return lower(make(slots, optim))
+        return lower(make(slots, optim), is_step=optim.traced is not None)
     few = replace(optim, traced=optim.traced and optim.traced.of_examples())
-    return _by_example(
-        make(_chosen(stepped, examples), few), make(stepped, optim), examples, runs=True
-    )
+    of_few, whole = make(_chosen(stepped, examples), few), make(stepped, optim)
+    return _by_example(of_few, whole, examples, is_step=True)
 
 
 def _chosen(slots: Sequence[Slot], examples: Mapping[str, str]) -> list[Slot]:
@@ -66,12 +67,13 @@ def _chosen(slots: Sequence[Slot], examples: Mapping[str, str]) -> list[Slot]:
 
 
 def _by_example(
-    of_few: SlotFunction, whole: SlotFunction, examples: Mapping[str, str], runs: bool
+    of_few: SlotFunction, whole: SlotFunction, examples: Mapping[str, str], **how: bool
 ) -> Graph:
-    few = lower(of_few, runs=runs)
+    """``how``: arguments of ``lower``."""
+    few = lower(of_few, **how)
     owners = _owners(few)
     if owners is None:
-        return lower(whole, runs=runs)
+        return lower(whole, **how)
     parts: dict[str, list[fx.Node]] = {}
     for node in few.operators:
         parts.setdefault(owners[node], []).append(node)
