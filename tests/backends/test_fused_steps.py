@@ -188,9 +188,10 @@ def test_a_state_that_no_step_computes_is_left_alone() -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        torch.Tensor.double,
-        torch.Tensor.t,
-        lambda value: value[:1],
+        pytest.param(torch.Tensor.double, id="another type"),
+        pytest.param(torch.Tensor.t, id="transposed"),
+        pytest.param(lambda value: value.repeat(1, 2)[:, ::2], id="gaps"),
+        pytest.param(lambda value: value[:1], id="fewer rows"),
     ],
 )
 @pytest.mark.parametrize("name, which", [("adam", n) for n in (0, 2, 3)] + [("sgd", 0), ("sgd", 2)])

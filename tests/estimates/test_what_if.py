@@ -266,3 +266,17 @@ def test_a_page_has_a_row_for_each_line_and_fits_on_a_phone(
     page = (tmp_path / "table.html").read_text()
     assert page.count("<tr>") == 1 + len(of_replicas)
     assert 'name="viewport" content="width=device-width' in page
+
+
+def test_the_heading_of_a_page_says_that_nothing_was_run(of_replicas: Any, tmp_path: Path) -> None:
+    of_replicas.to_html(tmp_path / "table.html")
+
+    page = (tmp_path / "table.html").read_text()
+    assert "estimated for IPUs, nothing was run</h1>" in page
+
+
+def test_a_page_shows_the_values_of_the_settings(of_replicas: Any, tmp_path: Path) -> None:
+    of_replicas.to_html(tmp_path / "table.html")
+
+    page = (tmp_path / "table.html").read_text()
+    assert "<td>mk2</td>" in page
