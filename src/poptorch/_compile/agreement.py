@@ -1,5 +1,5 @@
 """Check that the processes of a job agree before they train, for example on the program and its
-options.
+options, and use common values for what depends on a machine.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Manage compiler processes: they get graphs over a socket, and return code through the
-cache folder.
+"""Manage compiler processes and their priority. They get graphs over a socket, and return code
+through the cache folder.
 """
 
 from __future__ import annotations

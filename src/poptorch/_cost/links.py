@@ -1,4 +1,5 @@
-"""Estimate how long collectives take over a link with a given latency and bandwidth.
+"""Estimate how long a link with a given latency and bandwidth takes for the exchanges between
+processes.
 
 A message takes latency + bytes / bandwidth: Hockney, "The Communication Challenge for MPP", 1994.
 Collectives: Thakur, Rabenseifner, Gropp, "Optimization of Collective Communication Operations in

@@ -1,4 +1,4 @@
-"""Join samples, or small batches, to one combined batch."""
+"""Join samples, or smaller batches, to one combined batch."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Cut graphs into a graph for each pass: forward and backward of stages, and the update rounds of
-chips.
+chips. Decides which values a backward pass computes again.
 """
 
 from __future__ import annotations

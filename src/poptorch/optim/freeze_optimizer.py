@@ -1,5 +1,5 @@
-"""Translate an optimizer into an immutable ``OptimSpec``. Decides which hyper-parameters are
-constants of the program, and which may change.
+"""Translate an optimizer into an immutable ``OptimSpec``. Decides whether its step has a formula of
+ours or is traced, and which hyper-parameters are constants.
 """
 
 from __future__ import annotations

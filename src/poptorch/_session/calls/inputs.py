@@ -1,5 +1,5 @@
 """Compare the arguments of calls with the compiled ones: shapes, types, the number of rows, ranges
-of indices. Converts them for the device.
+of indices. Converts tensors for the device.
 """
 
 from __future__ import annotations
