@@ -22,7 +22,7 @@ from . import env, log, temporary_folders
 # compiler is imported, even for a trace.
 _TORCHS, _TORCHS_OWN = "of-torchs-compiler", "torchinductor_"
 _ROOT = 0
-_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _MOST_LINKS = 40  # largest number of links on the way to a folder, as in Linux
 
 
@@ -45,7 +45,7 @@ def problem_with(folder: Path, on_the_way: bool = True) -> str | None:
         return why
     if status.st_uid != os.getuid():
         return "it belongs to another user"
-    if status.st_mode & _OTHERS_WRITE:
+    if status.st_mode & OTHERS_WRITE:
         return "other users can write to it (chmod go-w)"
     return None if os.access(folder, os.W_OK | os.X_OK) else "it cannot be written to"
 
@@ -58,7 +58,7 @@ def is_own(path: Path) -> bool:
     return (
         not stat.S_ISLNK(status.st_mode)
         and status.st_uid == os.getuid()
-        and not status.st_mode & _OTHERS_WRITE
+        and not status.st_mode & OTHERS_WRITE
     )
 
 

@@ -110,23 +110,11 @@ def _unused_losses(
     left = _last([each for each in unused if each not in detached])
     numbers = [each for each in results if each.tensor.numel() == 1]
     if left and numbers:
-        raise Error(
-            "The returned value is not the loss that training would minimise",
-            got=(
-                f"the returned value is {numbers[0].function} at {numbers[0].line}, which "
-                f"does not depend on {left[0].function} at {left[0].line}"
-            ),
-            where=numbers[0].line,
-            fix=(
-                (
-                    "mark the value that training should minimise: poptorch.identity_loss(value, "
-                    "reduction='none')"
-                ),
-                (
-                    f"or, if training should minimise the result of {left[0].function}, return "
-                    "that result as well"
-                ),
-            ),
+        raise _not_minimised(
+            f"the returned value is {numbers[0].function} at {numbers[0].line}, which does not "
+            f"depend on {left[0].function} at {left[0].line}",
+            numbers[0].line,
+            left[0],
         )
     constant = [each for each in capture.losses if each not in able]
     sources = _before([each.tensor for each in numbers])
@@ -202,21 +190,27 @@ def _check_unchanged(loss: Candidate, returned: Sequence[torch.Tensor]) -> None:
         return
     scalars = (each for each in returned if each.numel() == 1)
     if any(_is_in(loss, _functions(each)) for each in scalars):
-        raise Error(
-            "The returned value is not the loss that training would minimise",
-            got=f"a value that is computed from {loss.function} at {loss.line}",
-            where=loss.line,
-            fix=(
-                (
-                    "mark the value that training should minimise: poptorch.identity_loss(value, "
-                    "reduction='none')"
-                ),
-                (
-                    f"or, if training should minimise the result of {loss.function}, return that "
-                    "result as well"
-                ),
-            ),
+        raise _not_minimised(
+            f"a value that is computed from {loss.function} at {loss.line}", loss.line, loss
         )
+
+
+def _not_minimised(got: str, where: str | None, loss: Candidate) -> Error:
+    return Error(
+        "The returned value is not the loss that training would minimise",
+        got=got,
+        where=where,
+        fix=(
+            (
+                "mark the value that training should minimise: poptorch.identity_loss(value, "
+                "reduction='none')"
+            ),
+            (
+                f"or, if training should minimise the result of {loss.function}, return that "
+                "result as well"
+            ),
+        ),
+    )
 
 
 def _last(losses: Sequence[Candidate]) -> list[Candidate]:

@@ -22,7 +22,7 @@ from .replaced_tensors import TENSOR_HOLDERS
 from .trace import without_data
 
 _ABSENT = object()
-_OF_MODULES = frozenset(vars(nn.Module()))  # attributes that torch gives every module
+OF_MODULES = frozenset(vars(nn.Module()))  # attributes that torch gives every module
 _PLAIN = (bool, int, float, str)
 _ATOMS = {*_PLAIN, type(None), torch.dtype}
 _SETTINGS = (types.SimpleNamespace, argparse.Namespace)
@@ -90,7 +90,7 @@ class PythonState:
         found = []
         for path, module in self._roots[0].named_modules():
             before, after = self._contents(vars(module)), later._contents(vars(module))
-            own = {name: after[name] for name in after if name not in _OF_MODULES}
+            own = {name: after[name] for name in after if name not in OF_MODULES}
             layers = later._contents(after["_modules"])
             layers_before = self._contents(before.get("_modules", {}))
             found += [
@@ -138,7 +138,7 @@ class PythonState:
         """Yield the attributes that contain tensors of some kind, also in containers."""
         for path, module in self._roots[0].named_modules():
             for name, value in self._contents(vars(module)).items():
-                if name not in _OF_MODULES and any(map(predicate, self._tensors_in(value, set()))):
+                if name not in OF_MODULES and any(map(predicate, self._tensors_in(value, set()))):
                     yield ModuleAttribute(path, name)
 
     def _tensors_in(self, value: Any, seen: set[int]) -> Iterator[torch.Tensor]:

@@ -20,6 +20,7 @@ from torch import nn
 
 from .._base import nested_values, source
 from .._ir.symbolic import NotSymbolic
+from .python_state import OF_MODULES
 from .replaced_tensors import Replacement, changed
 
 _SYMBOLS: Mapping[type, Callable[..., Any]] = {
@@ -28,7 +29,6 @@ _SYMBOLS: Mapping[type, Callable[..., Any]] = {
     torch.SymBool: bool,
 }
 _OF_LIBRARIES = ("torch", __name__.partition(".")[0])
-_OF_MODULES = frozenset(vars(nn.Module()))  # attributes that torch gives every module
 _WITHOUT_SIZES = (torch.Tensor, nn.Module, type, types.ModuleType)
 _DEEPEST, _MOST = 8, 20_000  # how far, and at how many objects, a search looks
 
@@ -92,7 +92,7 @@ def refuse_kept(root: nn.Module) -> None:
     search = _Search()
     for path, module in root.named_modules():
         for name, value in vars(module).items():
-            if name not in _OF_MODULES and search.holds(value):
+            if name not in OF_MODULES and search.holds(value):
                 where = f"{path}.{name}" if path else name
                 raise NotSymbolic(f"forward keeps a size in the attribute {where}")
         if search.holds(type(module).forward):

@@ -13,7 +13,6 @@ import hashlib
 import os
 import re
 import shlex
-import stat
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
@@ -23,7 +22,7 @@ from typing import Any
 import torch
 
 from .._base import log
-from .._base.folders import is_own, of_the_user
+from .._base.folders import OTHERS_WRITE, is_own, of_the_user
 from .compiled_code import generator
 from .toolchain import has_vectors
 
@@ -56,7 +55,6 @@ _AS_NUMBERS = (
     *("c10/util/MathConstants.h", "torch/headeronly/util/MathConstants.h"),
     *("ATen/NumericUtils.h", "ATen/native/Math.h", "ATen/native/cpu/zmath.h"),
 )
-_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _VECTORS = "ATen/cpu/vec/"
 _FORMS = ("vec256", "vec512")
 _EMPTY = (
@@ -236,7 +234,7 @@ def _write(place: Path, files: Mapping[str, str]) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
         for path in Path(new, "of").rglob("*"):
-            path.chmod(path.stat().st_mode & ~_OTHERS_WRITE)
+            path.chmod(path.stat().st_mode & ~OTHERS_WRITE)
         Path(new, "of").chmod(0o700)
         try:
             os.rename(Path(new, "of"), place)

@@ -15,13 +15,11 @@ from pathlib import Path
 
 from .._base import pages
 from .._ipu_model.estimate import Estimate
-from .._ipu_model.profile import direction_of
+from .._ipu_model.profile import DIRECTIONS, direction_of
 from .._ir.plan import Plan
 from .._ir.program import Program, families
 from .._ir.slots import Kind, Slot, type_text
 from .rows import PageRow, owner_of, rows_of, runs_of
-
-_DIRECTIONS = {"F": "forward", "B": "backward", "U": "update"}
 
 
 @dataclass(eq=False)
@@ -39,7 +37,7 @@ class Module:
 
     @property
     def by_direction(self) -> Iterator[tuple[str, list[PageRow]]]:
-        for name in _DIRECTIONS.values():
+        for name in DIRECTIONS.values():
             if own := [each for each in self.own if each.direction == name]:
                 yield name, own
 
@@ -124,7 +122,7 @@ def _add_prices(root: Module, price: Estimate) -> dict[str, float]:
         while path not in known and "/" in path:  # name scopes precede the module
             path = path.partition("/")[2]
         known.get(path, root).cycles += each.cycles
-        cycles[_DIRECTIONS[direction_of(each.stage_pass)]] += each.cycles
+        cycles[DIRECTIONS[direction_of(each.stage_pass)]] += each.cycles
     return cycles
 
 

@@ -23,12 +23,14 @@ from .._base import VERSION, archive
 from .._base.errors import Error
 from .._base.tables import TextPart, size_text, table, time_text
 from .._ipu_systems import ChipKind
+from .._ir.block_labels import Direction
 from . import scaling
 from .parts import VERDICTS, Advice, Culprit
 
 Profile = Mapping[str, Any]
 FORMAT = 3
 NAME = "profile.json"
+DIRECTIONS = {each.value: each.name.lower() for each in Direction}  # as pages name them
 TIMED = 2
 """The number of calls that are timed operator by operator, which slows them down. The last of them
 is reported.

@@ -12,6 +12,7 @@ from .._base import pages, safe_files
 from .._base.tables import size_text
 from .parts import Advice
 from .profile import (
+    DIRECTIONS,
     Folded,
     Profile,
     compare,
@@ -28,7 +29,6 @@ from .profile import (
 _MOST_ROWS = 500
 _MOST_BARS = 5000  # more would make browsers slow
 _MOST_COLUMNS = 300
-_DIRECTIONS = {"F": "forward", "B": "backward", "U": "update"}
 _HERE = ("outside", "prepare", "device", "collect")
 
 
@@ -50,7 +50,7 @@ def html(profile: Profile, before: Profile | None = None) -> str:
             modules=of_modules,
             sections=[*sections, *(name for name, content in optional.items() if content)],
             settled=settled(measured) if measured.get("first") else None,
-            directions=_DIRECTIONS, ms=1e3 / priced["clock"],
+            directions=DIRECTIONS, ms=1e3 / priced["clock"],
             whole=whole_cycles(priced), operators=folded(priced["operators"])[:_MOST_ROWS],
             operators_here=_measured_operators(profile), passes=list(_passes(priced)),
             bound=[(name, f"{share:.0%}", share) for name, share in priced["bound"].items()],
@@ -152,7 +152,7 @@ def _trace(profile: Profile) -> dict[str, Any]:
         chip, name = each["pid"], each["cat"]
         at, width = 1000 * each["ts"] / end, 1000 * each["dur"] / end
         if name == "action":
-            name = _DIRECTIONS[direction_of(each["name"].lstrip("LS"))]
+            name = DIRECTIONS[direction_of(each["name"].lstrip("LS"))]
             text = f"{each['name']}: {each['dur'] / 1e3:.3g} ms from {each['ts'] / 1e3:.3g} ms"
             bars[chip].append((at, width, name, text))
         else:

@@ -22,6 +22,9 @@ from .._base import env, folders, log
 from .._base.errors import StateError
 
 _OWNER = "owner"  # a file that process 0 has locked
+_PRIVATE = (
+    "set POPTORCH_JOB_DIR to the same folder for all processes; only you may be able to write to it"
+)
 # a folder without changes for this number of seconds belongs to no running job
 _FORGOTTEN = 24 * 3600.0
 _PATIENCE, _PAUSE = 10.0, 0.005  # seconds, to wait for a value that has just existed
@@ -79,10 +82,7 @@ def _as_torchs() -> Iterator[None]:
         raise StateError(
             "The folder in which the processes of this job meet cannot be used",
             got=f"{error.filename}: {error.strerror}",
-            fix=(
-                "set POPTORCH_JOB_DIR to the same folder for all processes; only you may be "
-                "able to write to it"
-            ),
+            fix=_PRIVATE,
         ) from error
 
 
@@ -172,10 +172,7 @@ def _base() -> Path:
         raise StateError(
             "The processes of this job cannot meet in a private folder",
             got=f"{base}: {why}",
-            fix=(
-                "set POPTORCH_JOB_DIR to the same folder for all processes; only you may be "
-                "able to write to it"
-            ),
+            fix=_PRIVATE,
         )
     return base
 

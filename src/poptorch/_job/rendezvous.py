@@ -243,20 +243,25 @@ def open_store(index: int, count: int, timeout: datetime.timedelta) -> Meeting:
         owner = store_owner()
         listener = "the launcher's agent" if owner < 0 else f"process {owner}"
         first = str(error).splitlines()[0]
-        raise Error(
-            "The processes of this job do not find each other",
-            got=(
-                f"process {index} of {count} at {where.address}:{where.port} (from "
-                f"{where.source}), where {listener} listens: {first}"
-            ),
-            fix=(
-                (
-                    "start all processes, with the same address and port, and each with a "
-                    "different index"
-                ),
-                "if another program listens there, choose another MASTER_PORT",
-            ),
+        raise _not_found(
+            f"process {index} of {count} at {where.address}:{where.port} (from {where.source}), "
+            f"where {listener} listens: {first}",
+            "if another program listens there, choose another MASTER_PORT",
         ) from error
+
+
+def _not_found(got: str, fix: str) -> Error:
+    return Error(
+        "The processes of this job do not find each other",
+        got=got,
+        fix=(
+            (
+                "start all processes, with the same address and port, and each with a different "
+                "index"
+            ),
+            fix,
+        ),
+    )
 
 
 def _on_one_machine(where: Endpoint, count: int) -> bool:
@@ -343,17 +348,10 @@ def meet(store: Any, index: int, count: int, timeout: datetime.timedelta) -> str
         impatience.warn(_missing(store, index, count, name), "begin the job")
         time.sleep(_POLL)
     missing = _missing(store, index, count, name)
-    raise Error(
-        "The processes of this job do not find each other",
-        got=f"process {index} of {count} has waited {timeout.total_seconds():.0f} s"
+    raise _not_found(
+        f"process {index} of {count} has waited {timeout.total_seconds():.0f} s"
         + (f" for {missing}" if missing else ""),
-        fix=(
-            (
-                "start all processes, with the same address and port, and each with a different "
-                "index"
-            ),
-            "in a program that is started by a process of a job: options.Distributed.disable()",
-        ),
+        "in a program that is started by a process of a job: options.Distributed.disable()",
     )
 
 

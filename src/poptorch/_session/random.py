@@ -78,23 +78,23 @@ class Randomness:
         numbers = list(value)
         lengths = (1, 1 + len(self._saved) // 8)
         if len(numbers) not in lengths or not all(isinstance(n, int) for n in numbers):
-            raise InvalidValue(
-                "This is not a state of the device's random generator",
-                got=f"{len(numbers)} values; a state has {lengths[0]} or {lengths[1]}",
-                fix="assign a value that rng_state returned earlier",
-            )
+            raise _no_state(f"{len(numbers)} values; a state has {lengths[0]} or {lengths[1]}")
         state_words = torch.tensor(numbers[1:], dtype=torch.int64, device="cpu").view(torch.uint8)
         if len(numbers) > 1:
             try:
                 torch.Generator().set_state(state_words)
             except RuntimeError as error:
-                raise InvalidValue(
-                    "This is not a state of the device's random generator",
-                    got=str(error),
-                    fix="assign a value that rng_state returned earlier",
-                ) from error
+                raise _no_state(str(error)) from error
         self._seed, self._chosen = numbers[0], True
         self.has_run = len(numbers) > 1
         self._saved = state_words if self.has_run else first_state(self._seed)
         if state is not None:
             state.rng = self._saved.clone()
+
+
+def _no_state(got: str) -> InvalidValue:
+    return InvalidValue(
+        "This is not a state of the device's random generator",
+        got=got,
+        fix="assign a value that rng_state returned earlier",
+    )

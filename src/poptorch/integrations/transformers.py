@@ -14,6 +14,7 @@ from torch import nn
 
 import poptorch
 from poptorch._compile import registry
+from poptorch._ir.slots import NORM
 from poptorch.dataloader import join
 from poptorch.options.freeze_options import freeze
 from poptorch.poptorch_core import InvalidValue
@@ -26,7 +27,6 @@ except ModuleNotFoundError as error:
 
 from ._padding import MOST, Lengths, NamedBatch, Padding
 
-_NORM = "GradientNorm"
 _RNG_FILE = "poptorch_rng.pt"
 _PROGRAMS = MOST + 2  # batches with fewer rows need programs, too
 
@@ -162,7 +162,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
         options.Training.gradientAccumulation(self.args.gradient_accumulation_steps)
         options.Training.accumulationAndReplicationReductionType(poptorch.ReductionType.Sum)
         if self._returns_norm():
-            options.anchorTensor(_NORM, _NORM, poptorch.OutputMode.Final)
+            options.anchorTensor(NORM, NORM, poptorch.OutputMode.Final)
         self._training = poptorch.trainingModel(_TrainerStep(self), options, optimizer)
         # the base class calls it at every step
         if type(self.model).zero_grad is nn.Module.zero_grad:
@@ -192,7 +192,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
     def _clip_grad_norm(self, model: nn.Module) -> Any:
         if self._training is None or not self._returns_norm():
             return None
-        return self._training.getAnchoredTensor(_NORM)
+        return self._training.getAnchoredTensor(NORM)
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
         """Return None, because the gradients never leave the program."""
