@@ -36,13 +36,14 @@ from .verifying import graphs_in, verify_made
 def capture(
     request: _capture.Request,
     spec: Spec,
+    earlier: size_proof.Earlier | None,
     check: EagerCheck,
     remainder: Remainder | None,
     check_of: CheckOf,
 ) -> _capture.Micro:
     """Trace forward, loss and backward of one micro-batch."""
     if remainder is None:
-        return _capture.capture(request, check.before_capture())
+        return size_proof.capture(request, earlier, check.before_capture())
     return capture_remainder(remainder, spec, check_of)
 
 
@@ -63,7 +64,7 @@ def check_against_eager(
     """Compare the graph with eager PyTorch, on the first micro-batch of the call."""
 
     def recapture() -> _capture.Micro:
-        made = _capture.capture(request, check.before)
+        made = size_proof.capture(request, earlier, check.before)
         check_sizes(made, request, earlier)
         return made
 

@@ -4,11 +4,16 @@
 shows in the graph: for the sizes of an earlier program it must have the operators, arguments and
 constants of that program. If conditions exclude these sizes, for example because ``forward``
 branches on them, the model is captured once more with numbers for the sizes at hand.
+
+A size may equal a number of the model by chance, such as its number of heads, and ``forward`` or an
+operator may ask whether it does. Capturing with other sizes shows that: the sizes at hand then have
+their own program, and others can still have one for all of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,11 +21,19 @@ import torch
 
 from .. import _capture
 from .._ir import symbolic
+from .._ir.conditions import LEAST
 from .._ir.indices import along_symbols
 from .._ir.operators import name_of
 from .._ir.plan import Plan
 from .._ir.slots import Slot
-from .._ir.symbolic import NotSymbolic, first_difference, sizes_of, with_sizes
+from .._ir.symbolic import (
+    Excluded,
+    NotSymbolic,
+    UsedAsNumber,
+    first_difference,
+    sizes_of,
+    with_sizes,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,12 +44,51 @@ class Earlier:
     slots: tuple[Slot, ...]  # of its inputs, with the shapes that it was used with last
 
 
+def capture(
+    request: _capture.Request, earlier: Earlier | None, before: _capture.PythonState | None
+) -> _capture.Micro:
+    """Trace one micro-batch. If a symbolic size is used as a number, try others than that at hand.
+
+    ``before``: see ``_capture.capture``.
+    """
+    try:
+        return _capture.capture(request, before)
+    except UsedAsNumber:
+        for batch in () if earlier is None else _with_other_sizes(request.batch, earlier.slots):
+            with contextlib.suppress(Exception):  # it need not run with sizes that no call has
+                return _capture.capture(replace(request, batch=batch), before)
+        raise
+
+
+def _with_other_sizes(batch: Sequence[Slot], earlier: Sequence[Slot]) -> Iterator[tuple[Slot, ...]]:
+    """Yield inputs with the symbolic sizes of an earlier call, and with those in between."""
+
+    def between(one: int, two: int) -> int:
+        return max(one, two) - (abs(one - two) > 1)
+
+    for choose in (lambda _, old: old, between):
+        found = tuple(
+            replace(
+                slot,
+                shape=tuple(
+                    choose(new, old) if name else new
+                    for new, old, name in zip(slot.shape, before.shape, slot.symbols, strict=True)
+                ),
+            )
+            if slot.symbols
+            else slot
+            for slot, before in zip(batch, earlier, strict=True)
+        )
+        if min(_sizes(found).values()) >= LEAST:
+            yield found
+
+
 def prove(micro: _capture.Micro, request: _capture.Request, earlier: Earlier | None) -> None:
     """Raise ``NotSymbolic`` if what was captured is not what numbers would have led to."""
     assert micro.conditions is not None
     sizes = _sizes(request.batch)
     if not micro.conditions.hold(sizes):
-        raise NotSymbolic(f"the sizes {dict(sizes)} do not satisfy {micro.conditions}")
+        raise Excluded(f"the sizes {dict(sizes)} do not satisfy {micro.conditions}")
     if _changes_inputs(micro):
         raise NotSymbolic("forward writes into its inputs")
     unchecked = along_symbols(micro.graph.module.graph)

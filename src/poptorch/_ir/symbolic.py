@@ -58,6 +58,14 @@ class NotSymbolic(Exception):  # noqa: N818 (each size then has its own program)
     """Why sizes cannot be symbolic, in words."""
 
 
+class UsedAsNumber(NotSymbolic):
+    """A size was used as the number that it was. Another size may not be."""
+
+
+class Excluded(NotSymbolic):
+    """The sizes at hand do not satisfy the conditions of a program for all other sizes."""
+
+
 def computes_size(node: fx.Node) -> bool:
     """Return whether a node reads a size or computes with sizes; its value is a number."""
     return node.op == "call_function" and (node.target in _READING or node.target in _ARITHMETIC)
@@ -181,7 +189,7 @@ class Symbols:
         """
         for name, integer in self._integers.items():
             if not integer.node.expr.free_symbols:
-                raise NotSymbolic(f"forward, or an operator, uses the size {name} as a number")
+                raise UsedAsNumber(f"forward, or an operator, uses the size {name} as a number")
         return Conditions(tuple(self.named(guard.expr) for guard in self._env.guards))
 
     def read(self, text: str) -> Any:
@@ -197,13 +205,15 @@ class Symbols:
 
         Torch computes the strides of a tensor that may be empty with ``Max(1, size)``. Without the
         maximum they are equal to the sizes that they come from. ``presence`` returns the
-        condition for this: the tensor is not empty.
+        condition for this: the tensor is not empty. Quotients without a remainder, such as
+        ``s0**2 // s0`` for the sides of a square image, are written as what they are.
         """
         if not isinstance(value, torch.SymInt):
             return value
         formula = value.node.expr
         if formula not in self._known:
-            self._known[formula] = self.named(self._without_maxima(formula))
+            without = _without_quotients(self._without_maxima(formula))
+            self._known[formula] = self.named(without)
         return self._known[formula]
 
     def _without_maxima(self, formula: Any) -> Any:
@@ -226,6 +236,19 @@ class Symbols:
         """Sizes that were assumed to follow from others, as expressions by name."""
         found = {name: self.named(each.node.expr) for name, each in self._integers.items()}
         return {name: each for name, each in found.items() if each != symbol(name)}
+
+
+def _without_quotients(formula: Any) -> Any:
+    """Return an expression in which divisions that leave no remainder are carried out."""
+    import sympy
+
+    quotients = formula.atoms(private.FloorDiv)
+    replacements = {}
+    for quotient in quotients:
+        exact = sympy.cancel(quotient.args[0] / quotient.args[1])
+        if exact.is_polynomial() and all(each.is_integer for each in exact.as_poly().coeffs()):
+            replacements[quotient] = exact
+    return formula.xreplace(replacements) if replacements else formula
 
 
 @functools.cache
@@ -303,13 +326,24 @@ def settle(
 
 
 def _drop_whole_slices(graph: fx.Graph) -> None:
-    """Drop slices ``[:]``, which torch does not record where it knows the size."""
-    for node in graph.find_nodes(op="call_function", target=aten.slice.Tensor):
-        given = dict(zip(("start", "end", "step"), node.args[2:], strict=False))
-        is_whole = given.get("start") in (0, None) and given.get("end") in (_END, None)
-        if is_whole and given.get("step", 1) == 1:
-            node.replace_all_uses_with(node.args[0])
-            graph.erase_node(node)
+    """Drop slices ``[:]``, which torch does not record where it knows the size, and their
+    gradients.
+    """
+    for operator_, first in ((aten.slice.Tensor, 2), (aten.slice_backward.default, 3)):
+        for node in graph.find_nodes(op="call_function", target=operator_):
+            given = dict(zip(("start", "end", "step"), node.args[first:], strict=False))
+            is_whole = given.get("start") in (0, None) and given.get("end") in (_END, None)
+            if is_whole and given.get("step", 1) == 1:
+                _replace(node, node.args[0])
+
+
+def _replace(node: fx.Node, other: fx.Node) -> None:
+    """Let another node with the same shape be used instead of a node."""
+    one, two = node.meta.get("val"), other.meta.get("val")
+    if one is not None and two is not None and not same_sizes(one.stride(), two.stride()):
+        other.meta.pop("val")  # the layouts of all values are derived again
+    node.replace_all_uses_with(other)
+    node.graph.erase_node(node)
 
 
 def _candidates(symbols: Symbols, conditions: Conditions) -> Iterator[tuple[dict[str, int], Ties]]:

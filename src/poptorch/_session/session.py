@@ -18,7 +18,7 @@ from .._base.errors import AssertionFailure, Error, described
 from .._base.resources import collecting_rarely
 from .._base.user_modes import on_host, without_user_modes
 from .._ir.spec import Spec
-from .._ir.symbolic import NotSymbolic
+from .._ir.symbolic import Excluded, NotSymbolic
 from .._ir.tensors import Tensors
 from .._residency import Event, locked
 from ..backends import release_freed_memory
@@ -287,11 +287,17 @@ class Session:
             raise
         finally:
             self._begins_to_vary = False
+        inputs = bound[0].program.inputs
         log.python.warning(
-            "The inputs vary in size, so one program serves all their sizes: %s. "
+            "The inputs vary in size, so %s: %s. "
             "options.programs(1) makes another size an error, as in PopTorch; options.programs(2) "
             "allows it without this warning",
-            bound[0].program.inputs,
+            (
+                "one program serves all their sizes"
+                if inputs.symbols
+                else "there are several programs, and this one serves only the sizes of this call"
+            ),
+            inputs,
         )
         return bound
 
@@ -525,6 +531,10 @@ class Session:
                 if self._varies and self._usual is not None:
                     task.inputs.whole = self._usual.shapes
                 return self._compiled(task, True, known)
+            except Excluded as error:
+                variant = self._compiled(self.model.task(bound, spec), background=True)
+                variant.reason = str(error)
+                return variant
             except NotSymbolic as error:
                 reason = str(error)
             except Exception as error:  # if symbols are not the reason, numbers fail, too

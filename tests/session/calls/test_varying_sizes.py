@@ -280,6 +280,103 @@ def test_a_cache_that_grows_is_compiled_twice() -> None:
     assert len(compiled) == 2
 
 
+def in_heads(model: Having, x: torch.Tensor) -> torch.Tensor:
+    """Attention with 4 heads, each with its own factor."""
+    heads = model.linear(x).unflatten(-1, (4, 2)).transpose(1, 2)
+    scores = heads @ heads.mT * model.linear.bias[:4, None, None]
+    return (scores.softmax(-1) @ heads).transpose(1, 2).flatten(2)
+
+
+EQUAL_BY_CHANCE = {
+    "rows and heads": ((3, 7, 8), (4, 12, 8), (5, 9, 8), (4, 6, 8)),
+    "rows and heads, at first": ((4, 7, 8), (3, 12, 8), (4, 9, 8), (7, 5, 8)),
+    "length and features": ((3, 7, 8), (3, 8, 8), (3, 6, 8), (3, 4, 8)),
+    "rows and length": ((3, 7, 8), (5, 5, 8), (4, 9, 8), (8, 4, 8)),
+    "one and the other": ((8, 5, 8), (4, 8, 8), (7, 6, 8), (4, 4, 8)),
+}
+
+
+@pytest.mark.parametrize("shapes", EQUAL_BY_CHANCE.values(), ids=EQUAL_BY_CHANCE)
+def test_a_size_may_equal_one_that_is_fixed(shapes: tuple[tuple[int, ...], ...]) -> None:
+    with compilations() as compiled:
+        executor = equal_to_eager(of(in_heads), *shapes)
+
+    assert executor._session.sizes.reasons == {}
+    assert len(compiled) == 2
+
+
+@pytest.mark.larger("test_compiled_code_serves_all_sizes")
+@pytest.mark.parametrize("shapes", EQUAL_BY_CHANCE.values(), ids=EQUAL_BY_CHANCE)
+def test_compiled_code_serves_sizes_that_equal_fixed_ones(
+    shapes: tuple[tuple[int, ...], ...],
+) -> None:
+    model = of(in_heads)
+    executor = wrapped(model, backend="inductor")
+    for shape in shapes:
+        x = normal(*shape)
+        torch.testing.assert_close(executor(x), model(x).detach())
+
+    assert runs_compiled(executor)
+    assert len(executor._session.programs.all) == 1
+
+
+@pytest.mark.slow
+def test_two_sizes_that_were_equal_in_the_first_calls_may_differ_later() -> None:
+    shapes = ((8, 8, 8), (4, 4, 8), (5, 7, 8), (3, 9, 8), (6, 6, 8))
+    with compilations() as compiled:
+        executor = equal_to_eager(of(in_heads), *shapes)
+
+    assert len(compiled) == 3
+    assert "float32[s0, s1, 8]" in str(executor.plan())
+
+
+def is_compared(model: Having, x: torch.Tensor) -> torch.Tensor:
+    return model.linear(x) * (3.0 if x.shape[0] == 4 else 2.0)
+
+
+@pytest.mark.parametrize("first", [3, 4, 8])
+def test_a_size_that_is_compared_with_a_number_may_equal_it(first: int) -> None:
+    executor = equal_to_eager(of(is_compared), *((rows, 5, 8) for rows in (first, 4, 7)))
+    with compilations() as compiled:
+        for rows in (2, 9, 4):
+            x = normal(rows, 5, 8)
+            torch.testing.assert_close(executor(x), executor._session.model.module(x).detach())
+
+    assert compiled == []
+    assert len(executor._session.programs.all) == 2
+
+
+def test_without_an_option_a_size_that_is_compared_with_a_number_may_equal_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    executor = by_default(is_compared, caplog)
+    for rows in (3, 4, 7, 2, 4):
+        x = normal(rows, 5, 8)
+        torch.testing.assert_close(executor(x), executor._session.model.module(x).detach())
+
+    (message,) = caplog.messages
+    assert "float32[4, 5, 8]" in message
+    assert executor._session.sizes.reasons == {}
+
+
+def test_the_plan_says_which_condition_excludes_the_sizes_at_hand() -> None:
+    executor = equal_to_eager(of(is_compared), (3, 5, 8), (4, 5, 8))
+
+    assert "do not satisfy Ne(s0, 4)" in str(executor.plan())
+
+
+@pytest.mark.slow
+def test_the_sides_of_square_images_vary() -> None:
+    def forward(model: Having, x: torch.Tensor) -> torch.Tensor:
+        return model.linear(x.permute(0, 2, 3, 1)).relu()
+
+    with compilations() as compiled:
+        executor = equal_to_eager(of(forward), *((2, 8, side, side) for side in (6, 4, 9, 8)))
+
+    assert executor._session.sizes.reasons == {}
+    assert len(compiled) == 2
+
+
 DERIVED = {
     "a convolution without padding": lambda m, x: m.convolution(x),
     "a convolution with a stride": lambda m, x: m.strided(x) * 2,
@@ -626,6 +723,34 @@ class PerToken(Classifier):
         scores = self.head(self.layer(self.embedding(x)))
         each = labels[:, None].expand(x.shape)
         return scores, nn.functional.cross_entropy(scores.flatten(0, 1), each.flatten())
+
+
+PARTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "the first features": lambda values: values[:, :, :3].mean(1),
+    "the first position": lambda values: values[:, 0, :3],
+    "all but the last position": lambda values: values[:, :-1, :3].sum(1),
+}
+
+
+class OfPart(Classifier):
+    """Classifies by a part of the values."""
+
+    def __init__(self, part: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.part = part
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(self.part(self.layer(self.embedding(x))), labels)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", PARTS.values(), ids=PARTS)
+def test_gradients_of_parts_serve_all_sizes(part: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    with compilations() as compiled:
+        _, found, expected = train(OfPart(part), (2, 5), (4, 9), (3, 12), (4, 3))
+
+    assert len(compiled) == 2
+    torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.slow
