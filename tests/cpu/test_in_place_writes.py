@@ -1,7 +1,11 @@
 """State is updated as early as possible, and never before its old value was read."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import fx
 
 from helpers.compiled_graphs import Step, Tensors, check, graph
@@ -89,3 +93,62 @@ def test_writes_that_were_placed_stay_where_they_are() -> None:
 @pytest.mark.long
 def test_compiled_code_reads_old_values_before_it_writes() -> None:
     check(reading, matrices(2))
+
+
+OPERATORS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "product": lambda a, b: a @ b,
+    "sum": lambda a, b: a + b,
+    "difference": lambda a, b: a * 0.5 - b,
+    "sine": lambda a, b: a.sin(),
+    "copy": lambda a, b: a.clone(),
+    "transposed": lambda a, b: a.t(),
+    "one row": lambda a, b: a[1].expand(4, 4),
+    "in another shape": lambda a, b: a.reshape(2, 8).reshape(4, 4),
+}
+VIEWS = {"transposed", "one row", "in another shape"}
+STATES, INPUTS = 3, 4  # the first inputs are states that each step writes to
+FROM_FIRST = st.integers(0, 3)  # values are taken from the first ones on, which are states,
+FROM_LAST = st.integers(-4, -1)  # or from the last ones
+VALUE = FROM_FIRST | FROM_LAST
+OPERATIONS = st.lists(
+    st.tuples(st.sampled_from([*OPERATORS]), VALUE, VALUE), min_size=3, max_size=12
+)
+NEW_STATES = st.lists(VALUE, min_size=STATES, max_size=STATES)
+
+
+def step_of(operations: list[tuple[str, int, int]], new: list[int], returned: list[int]) -> Step:
+    """Return a step that computes values from its inputs and from one another."""
+
+    def step(*inputs: torch.Tensor) -> tuple[Tensors, Tensors]:
+        values, roots = [*inputs], [*range(INPUTS)]  # of views, the number of the viewed input
+        for name, one, other in operations:
+            values.append(OPERATORS[name](values[one], values[other]))
+            roots.append(roots[one] if name in VIEWS else len(roots))
+        results = [values[at] * 2.0 for at in returned]  # which no write changes
+        # As in eager PyTorch, a tensor cannot be written to with a view of itself.
+        states = [
+            values[at].clone() if roots[at] == place else values[at] for place, at in enumerate(new)
+        ]
+        return results, states
+
+    return step
+
+
+@pytest.mark.slow
+@settings(max_examples=30, derandomize=True, deadline=None)
+@given(OPERATIONS, NEW_STATES, st.lists(VALUE, max_size=2))
+def test_steps_compute_the_same_after_writes_were_placed(
+    operations: list[tuple[str, int, int]], new: list[int], returned: list[int]
+) -> None:
+    torch.manual_seed(0)
+    tensors = matrices(INPUTS)
+    step = step_of(operations, new, returned)
+    results, states = step(*tensors)
+    found = lowered(step, tensors)
+
+    place_writes(found)
+
+    given = [each.clone() for each in tensors]
+    got = fx.Interpreter(fx.GraphModule({}, found)).run(*given)
+    expected = [*results, *states, *tensors[STATES:]]
+    torch.testing.assert_close([*got, *given], expected, rtol=0.0, atol=0.0, equal_nan=True)
