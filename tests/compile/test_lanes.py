@@ -73,6 +73,25 @@ def test_lanes_that_gain_little_are_given_up_for_their_memory(
     assert peak_of(saving) <= lanes.SAVED
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "share, expected",
+    [pytest.param(0.98, STEPS, id="below"), pytest.param(1.02, STEPS // 2, id="above")],
+)
+def test_lanes_that_gain_little_are_halved_from_96_mib_on(share: float, expected: int) -> None:
+    columns = 4096
+    bytes_of_column = peak_of(program_of(with_large_values(), columns, all_lanes())) / columns
+
+    columns = int(share * (96 << 20) / bytes_of_column)
+    wrapper = program_of(with_large_values(), columns, options(accumulation=STEPS))
+
+    assert lanes_of(wrapper) == expected
+
+
+def all_lanes() -> poptorch.Options:
+    return options(accumulation=STEPS).lanes(STEPS)
+
+
 def builds_of(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return a list that notes for how many steps graphs are built from now on."""
     usual, built = lanes._lanes.side_by_side, list[int]()

@@ -20,7 +20,7 @@ from torch import nn
 
 import poptorch
 from helpers.closeness import FUNCTION, near
-from helpers.wrapping import Graded, normal, options
+from helpers.wrapping import Graded, Having, normal, options
 from poptorch._compile import cache, compiler_processes, registry, tiers
 from poptorch.backends.reference import Reference
 
@@ -256,6 +256,43 @@ def test_compiling_begins_on_an_idle_core_and_ends_with_the_model(
         del model
     gc.collect()
     assert not Path(f"/proc/{pid}").exists()
+
+
+def evaluated(model: poptorch.PoplarExecutor) -> None:
+    model.eval()
+    model(X)
+
+
+def with_fewer_rows(model: poptorch.PoplarExecutor) -> None:
+    model(X[:4])
+
+
+@pytest.mark.parametrize(
+    "forward, call",
+    [
+        pytest.param(lambda m, x: m.layer(x), evaluated, id="for another mode"),
+        pytest.param(lambda m, x: m.layer(x), with_fewer_rows, id="for all sizes"),
+        pytest.param(lambda m, x: m.layer(x) * len(str(x.shape)), with_fewer_rows, id="for a size"),
+    ],
+)
+def test_a_second_program_is_interpreted_until_it_is_compiled(
+    forward: Callable[..., Any],
+    call: Callable[[poptorch.PoplarExecutor], None],
+    eager_to_compile: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tiers.Cores, "idle", lambda *_: 0.0)
+    monkeypatch.setattr(tiers, "SHARE", 1e9)  # neither program is compiled during this test
+    module = Having(forward, layer=nn.Linear(4, 2)).train()
+    model = poptorch.inferenceModel(module, options("auto").programs(2))
+    model(X)
+    first = model._executable
+
+    call(model)
+
+    expected = "runs on the reference backend until inductor has compiled it"
+    assert model._executable is not first
+    assert str(model.plan()).startswith(expected)
 
 
 @pytest.mark.slow

@@ -327,6 +327,28 @@ def test_only_fewer_rows_of_all_inputs_make_a_shorter_batch(
     assert message in refusal(options(accumulation=2), batch(16), second)
 
 
+def test_a_short_batch_with_another_optional_input_is_refused_for_its_rows() -> None:
+    """It needs its own program, for which it has to divide into micro-batches."""
+    chosen = options(accumulation=2).programs(2)
+
+    message = refusal(chosen, batch(16), (X[:11],))
+
+    assert "Invalid batch dimension" in message
+    assert "11 rows" in message
+
+
+def test_a_short_batch_with_another_input_of_the_same_size_is_refused() -> None:
+    def forward(m: Having, x: torch.Tensor, y: Any, z: Any) -> Any:
+        return poptorch.identity_loss(m.layer(x) - (z if y is None else y), "mean")
+
+    model = Having(forward, layer=nn.Linear(4, 3))
+    training = poptorch.trainingModel(model, options(accumulation=2), sgd(model))
+    training(*batch(16), None)
+
+    with pytest.raises(poptorch.Error, match=r"Type mismatch for \*args\[1\]"):
+        training(X[:11], None, Y[:11])
+
+
 def test_with_one_program_more_rows_are_refused() -> None:
     chosen = options(accumulation=2).programs(1)
 
