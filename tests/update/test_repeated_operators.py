@@ -1,4 +1,8 @@
-"""Of weights that a traced step updates alike one is traced, and nothing but time shows it."""
+"""A step is traced for one weight of each kind, and other weights of this kind get the same update.
+
+Weights are of the same kind if they have the same shape and the step updates them in the same way.
+The results do not show for how many weights a step was traced, so the optimizers count them.
+"""
 
 import copy
 from collections.abc import Callable
@@ -31,8 +35,12 @@ class Watched:
         return super().step(closure)
 
 
-class Own(T.Optimizer):
-    """Does to each weight what ``rate`` says; looks at weights as a whole, so none are bundled."""
+class WithRate(T.Optimizer):
+    """Subtracts the normalised gradient, times what ``rate`` of a subclass returns for the weight.
+
+    The norm reads the gradient as a whole. Weights are therefore not joined to bundles, which would
+    also reduce the number of traced weights.
+    """
 
     def __init__(self, params: Any, lr: float = 0.1) -> None:
         super().__init__(params, {"lr": lr})
@@ -45,7 +53,7 @@ class Own(T.Optimizer):
                     p.sub_(p.grad / p.grad.norm() * self.rate(place, p, group))
 
 
-class Plain(Own):
+class Plain(WithRate):
     def rate(
         self,
         place: int,
@@ -55,7 +63,7 @@ class Plain(Own):
         return group["lr"]
 
 
-class ByPlace(Own):
+class ByPlace(WithRate):
     """Later weights have smaller rates."""
 
     def rate(
@@ -67,7 +75,7 @@ class ByPlace(Own):
         return group["lr"] * 0.9**place
 
 
-class WithOneException(Own):
+class WithOneException(WithRate):
     def rate(
         self,
         place: int,
@@ -77,19 +85,19 @@ class WithOneException(Own):
         return group["lr"] * (2 if place == 4 else 1)
 
 
-class WithAttributes(Own):
+class WithAttributes(WithRate):
     def rate(self, place: Any, p: Any, group: Any) -> Any:
         return group["lr"] * getattr(p, "scale", 1.0)
 
 
-class PerGradient(Own):
+class PerGradient(WithRate):
     """The rate depends on how many weights have gradients."""
 
     def rate(self, place: Any, p: Any, group: Any) -> Any:
         return group["lr"] / sum(each.grad is not None for each in group["params"])
 
 
-class NeedingAll(Own):
+class NeedingAll(WithRate):
     """It fails without some of its weights."""
 
     def rate(self, place: Any, p: Any, group: Any) -> Any:
@@ -97,7 +105,7 @@ class NeedingAll(Own):
         return group["lr"] * last.grad.numel()
 
 
-class OfZeros(Own):
+class OfZeros(WithRate):
     """The sign of a zero decides about the sign of the rate."""
 
     def rate(self, place: Any, p: Any, group: Any) -> Any:
@@ -105,7 +113,7 @@ class OfZeros(Own):
         return group["lr"] * torch.copysign(torch.ones(()), torch.full((), zero))
 
 
-class Neighbours(Own):
+class Neighbours(WithRate):
     """A weight's step depends on the one before."""
 
     @torch.no_grad()
@@ -119,7 +127,7 @@ class Neighbours(Own):
                     before = norm
 
 
-class MomentumOfFirst(Own):
+class MomentumOfFirst(WithRate):
     """An optimizer whose first step differs from later ones."""
 
     @torch.no_grad()
@@ -136,7 +144,7 @@ class MomentumOfFirst(Own):
                 p.sub_(state["buffer"] / p.grad.norm() * group["lr"])
 
 
-class TwoNames(Own):
+class TwoNames(WithRate):
     """The state of a weight has two names for the same memory."""
 
     @torch.no_grad()
@@ -153,7 +161,7 @@ class TwoNames(Own):
                 p.sub_(state["flat mean"].view_as(p) * group["lr"])
 
 
-class AskingNorms(Own):
+class AskingNorms(WithRate):
     def rate(self, place: Any, p: Any, group: Any) -> Any:
         return group["lr"] if p.norm() > 1 else 0.5 * group["lr"]
 
@@ -213,7 +221,7 @@ def test_one_weight_of_each_shape_is_traced_if_all_have_the_same_update(name: st
     assert_alike(model, eager_model)
 
 
-class DependingOnShape(Own):
+class DependingOnShape(WithRate):
     """Functions whose results have another shape than their arguments, for some shapes."""
 
     def rate(self, place: Any, p: Any, group: Any) -> Any:
