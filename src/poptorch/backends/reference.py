@@ -5,13 +5,11 @@ mean.
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
 import operator
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from types import MethodType
 from typing import Any
 
 import torch
@@ -21,7 +19,7 @@ from torch.fx.node import map_aggregate
 from .._base import private, source
 from .._base.errors import Error
 from .._ir.block_labels import label_of, line_of
-from .._ir.graph import Graph, copied
+from .._ir.graph import Graph
 from .._ir.operators import Operator, name_of
 from .._ir.plan import Plan
 from .._ops.written_out import written_out
@@ -29,6 +27,7 @@ from . import stopwatch
 from .driver import LoopExecutable, Point, program_report
 from .fewer_calls import with_fewer_calls
 from .fused_steps import STEPS
+from .interpreter_code import function_of
 from .offloaded import Offloaded
 from .prepare import accept_strides, for_device, prepare, view
 from .process_settings import keep_freed_memory
@@ -61,35 +60,13 @@ class Reference:
 
     def interpreted(self, graph: Graph) -> Compiled:
         module = for_device(accept_strides(with_fewer_calls(prepare(graph))), self.device)
-        forward, context = _code(module), _below_autograd(module)
+        forward, context = function_of(module), _below_autograd(module)
 
         def run(arguments: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
             with context():
                 return stopwatch.run(module, forward, arguments)  # type: ignore[no-any-return]
 
         return run
-
-
-def _code(module: fx.GraphModule) -> Callable[..., Any]:
-    """Return the forward function of a prepared graph. It calls kernels directly, which saves 0.9
-    of 3.2 us for each operator on small tensors.
-
-    Generated code takes the name of a function from the function, and kernels have none. The graph
-    therefore calls functions with the operators' names, for which the code finds the kernels.
-    """
-    graph = copied(module).graph
-    kernels = dict[Any, functools.partial[Any]]()
-    for node in graph.nodes:
-        if isinstance(node.target, Operator):
-            if node.target not in kernels:
-                kernel = kernels[node.target] = functools.partial(node.target._op)
-                kernel.__name__, kernel.__module__ = str(node.target), "kernels"  # type: ignore[attr-defined]
-            node.target = kernels[node.target]
-    code = graph.python_code("self")
-    names = {kernel: kernel.func for kernel in kernels.values()}
-    scope = {name: names.get(value, value) for name, value in code.globals.items()}
-    exec(code.src, scope)
-    return MethodType(scope["forward"], module)
 
 
 def _below_autograd(module: fx.GraphModule) -> Callable[[], contextlib.AbstractContextManager[Any]]:
