@@ -1,4 +1,5 @@
-"""Describe systems of IPUs: the kinds of chips, how many there are, and their device ids.
+"""Describe systems of IPUs: the kinds of chips with their tiles, memory and clock, how many there
+are, and their device ids.
 
 Ids follow the list of a real machine: first single chips, then groups of 2, 4, 8 and so on.
 """

@@ -1,4 +1,5 @@
-"""Flatten nested values to a list of tensors and an immutable description of everything else.
+"""Flatten nested values (tuples, dicts, dataclasses, registered classes) to a list of tensors and
+an immutable description of everything else.
 
 Beyond torch's pytree, this supports subclasses, dataclasses, parsers that users register, the key
 order of an earlier value, and a comparison that names the difference.

@@ -1,5 +1,4 @@
-"""Count the floating-point operations of an operator: its matrix products, computed only from
-shapes.
+"""Count the floating-point operations of an operator from its shapes: those of its matrix products.
 
 Element-wise loops are not counted, because reading and writing memory takes longer than their
 arithmetic.

@@ -1,5 +1,5 @@
 """Define ``Bundle``: tensors that share one flat storage. Small weights are updated in bundles, and
-gradients are exchanged in them.
+gradients are exchanged in bundles of ``BUCKET`` bytes.
 """
 
 from __future__ import annotations

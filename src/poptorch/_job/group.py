@@ -1,5 +1,5 @@
-"""Make the exchanges of a job: sums, copies and comparisons between its processes, which all make
-the same ones in the same order.
+"""Make the exchanges of a job: sums, copies and comparisons between its processes, over gloo or in
+shared memory. All processes make the same ones in the same order.
 """
 
 from __future__ import annotations

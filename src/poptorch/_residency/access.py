@@ -1,5 +1,5 @@
-"""Notice reads of a host tensor while a device has newer values of it, and warn of reads of its
-``.grad``.
+"""Notice reads of a host tensor while a device has newer values of it. Warns of reads of its
+``.grad``, and of optimizer steps on the host.
 
 The tensor has one of our classes only during that time, so that nothing is slower or different
 otherwise.

@@ -1,5 +1,5 @@
-"""Provide the reference backend, which runs a graph operator by operator. It defines what programs
-mean.
+"""Provide the reference backend, which runs a graph operator by operator and defines what programs
+mean. It can report the first operator whose result is not finite.
 """
 
 from __future__ import annotations
