@@ -7,6 +7,7 @@ weight that an operator reads as a whole, as a norm does, is not like any other 
 
 from __future__ import annotations
 
+import enum
 import hashlib
 from collections.abc import Iterable
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 
 from .._base.errors import Error
-from .step_values import Geometry
+from .step_values import Geometry, tensors_in
 from .value_origins import WEIGHT, Identifier, Origins
 
 aten = torch.ops.aten
@@ -29,6 +30,20 @@ _KEEP_ELEMENTS = _LIKE_FIRST | {
     aten.new_ones.default, aten.new_zeros.default,
 }  # fmt: skip
 
+# The sizes of their results are those of their first argument, or 1.
+_REDUCTIONS = {
+    aten.amax.default, aten.amin.default, aten.linalg_vector_norm.default, aten.mean.default,
+    aten.mean.dim, aten.sum.default, aten.sum.dim_IntList,
+}  # fmt: skip
+
+
+class ShapeRule(enum.Enum):
+    """How the shapes of results follow from those of arguments."""
+
+    SAME = enum.auto()
+    REDUCED = enum.auto()
+    OTHER = enum.auto()
+
 
 class Wholes:
     """Records which weights operators read as a whole, or together with other weights."""
@@ -37,8 +52,8 @@ class Wholes:
         self._origins = origins
         self.paths: set[str] = set()
         self.seen: set[str] = set()  # since it was last emptied
-        # Whether all operators since it was last set to None were pointwise; None if none ran.
-        self.is_by_element: bool | None = None
+        # For all operators since it was last set to None; None if none ran.
+        self.shapes: ShapeRule | None = None
 
     def answer(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if torch.Tag.nondeterministic_seeded in operator.tags:
@@ -48,8 +63,9 @@ class Wholes:
                 fix="draw the numbers in forward, or use an optimizer that draws none",
             )
         result = operator(*args, **kwargs)
-        is_pointwise = torch.Tag.pointwise in operator.tags or operator in _LIKE_FIRST
-        self.is_by_element = self.is_by_element is not False and is_pointwise
+        shapes = _shapes_of(operator, args, kwargs, result)
+        joined = shapes if self.shapes is ShapeRule.SAME is shapes else ShapeRule.OTHER
+        self.shapes = shapes if self.shapes is None else joined
         if not isinstance(result, torch.Tensor | tuple | list):
             return result  # only the device or the layout changes
         sources = self._origins.spread((args, kwargs), result)
@@ -66,6 +82,17 @@ class Wholes:
     def add(self, weights: Iterable[str]) -> None:
         self.paths.update(weights)
         self.seen.update(weights)
+
+
+def _shapes_of(
+    operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+) -> ShapeRule:
+    if torch.Tag.pointwise in operator.tags or operator in _LIKE_FIRST:
+        return ShapeRule.SAME
+    if operator in _REDUCTIONS:
+        return ShapeRule.REDUCED
+    of_numbers = all(each.dim() == 0 for each in tensors_in((args, kwargs, result)))
+    return ShapeRule.SAME if of_numbers else ShapeRule.OTHER
 
 
 class _DependsOnShape(Exception):  # noqa: N818 (it says what is the case)

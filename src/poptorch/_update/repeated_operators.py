@@ -2,14 +2,16 @@
 results.
 
 A result without values consists of a shape and a type. In a model with 50 weights, running the
-operators for one weight of each kind takes a quarter of the time for all weights. Of functions that
-call only pointwise operators, not even one weight of each shape is needed.
+operators for one weight of each kind takes a quarter of the time for all weights. Functions that
+call only pointwise operators, or only one reduction, are run for one shape.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import itertools
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,7 +19,7 @@ from torch import Tensor
 
 from .._base import private
 from .._ops.pointwise_results import likeness, model_of
-from .likeness import Wholes
+from .likeness import ShapeRule, Wholes
 from .step_values import (
     Geometry,
     geometry_of,
@@ -30,6 +32,7 @@ from .step_values import (
 from .value_origins import Identifier
 
 _HOST = torch.device("cpu")
+_SIZED = {Tensor.new_zeros, Tensor.new_ones}
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,8 @@ class _Outcome:
     # a tensor with its own memory; None: the first argument, which was written to
     made: Geometry | None
     whole: bool  # whether the operator reads the weight as a whole
+    # the dimensions of the argument with size 1 in the result; None if it has no dimensions
+    reduced: tuple[int, ...] | None = ()
 
 
 class Repeats:
@@ -45,7 +50,7 @@ class Repeats:
     def __init__(self, mode: Any, wholes: Wholes) -> None:
         self._mode, self._wholes = mode, wholes
         self._outcomes: dict[int, _Outcome | None] = {}  # None if it must be computed each time
-        self._pointwise: dict[tuple[Any, ...], _Outcome] = {}  # of some shape
+        self._of_some_shape: dict[tuple[Any, ...], _Outcome] = {}
         self._cls = private.optional("FakeTensor")
         self._undisturbed = private.optional("DisableTorchDispatch")
 
@@ -64,7 +69,7 @@ class Repeats:
             return compute()
         if known.number not in self._outcomes:
             like = self._likeness(func, known, args, kwargs)
-            outcome = self._predicted(like, args, kwargs)
+            outcome = self._sized(func, args, kwargs) or self._predicted(like, args, kwargs)
             if outcome is None:
                 return self._computed(known, like, args, kwargs, compute)
             self._outcomes[known.number] = outcome
@@ -103,11 +108,20 @@ class Repeats:
         self, like: tuple[Any, ...] | None, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> _Outcome | None:
         """Return the outcome of a call, if one on another shape was like it."""
-        known = None if like is None else self._pointwise.get(like)
+        known = None if like is None else self._of_some_shape.get(like)
         if known is None or known.made is None:
             return known
-        made = _expected(args, kwargs, known.made.dtype)
-        return None if made is None else _Outcome(made, whole=False)
+        made = _expected(args, kwargs, known.made.dtype, known.reduced)
+        return None if made is None else replace(known, made=made)
+
+    def _sized(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Outcome | None:
+        """Return the outcome of a call that names the sizes of its result."""
+        if func not in _SIZED or len(args) != 2 or kwargs or type(args[0]) is not self._cls:
+            return None
+        sizes = args[1]
+        if not isinstance(sizes, list | tuple) or any(type(size) is not int for size in sizes):
+            return None
+        return _Outcome(Geometry(tuple(sizes), dense(sizes), 0, args[0].dtype), whole=False)
 
     def _computed(
         self,
@@ -121,7 +135,7 @@ class Repeats:
         first: Any = args[0] if args else None
         before = geometry_of(first) if isinstance(first, Tensor) else None
         self._wholes.seen.clear()
-        self._wholes.is_by_element = None
+        self._wholes.shapes = None
         result = compute()
         whole = known.weight in self._wholes.seen
         outcome = None
@@ -134,14 +148,50 @@ class Repeats:
             if plain and result.device.type == "cpu" and not result.requires_grad:
                 outcome = _Outcome(geometry, whole)
         self._outcomes[known.number] = outcome
-        if like is not None and outcome is not None and self._wholes.is_by_element and not whole:
-            made = outcome.made
-            if made is None or made == _expected(args, kwargs, made.dtype):
-                self._pointwise[like] = outcome
+        if like is not None and outcome is not None:
+            self._note_shapes(like, outcome, args, kwargs)
         return result
 
+    def _note_shapes(
+        self, like: tuple[Any, ...], outcome: _Outcome, args: tuple[Any, ...], kwargs: Any
+    ) -> None:
+        """Record an outcome if the one for other shapes follows from it."""
+        made, shapes = outcome.made, self._wholes.shapes
+        if shapes is ShapeRule.REDUCED and made is not None:
+            given = next((each.shape for each in tensors_in((args, kwargs)) if each.dim()), ())
+            outcome = replace(outcome, reduced=_reduced(given, made.shape))
+        elif shapes is not ShapeRule.SAME:
+            return
+        if made is None or made == _expected(args, kwargs, made.dtype, outcome.reduced):
+            self._of_some_shape[like] = outcome
 
-def _expected(args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype) -> Geometry | None:
-    """Return the shape and layout of a new result of a pointwise function; None if unknown."""
+
+def _reduced(given: Sequence[int], made: Sequence[int]) -> tuple[int, ...] | None:
+    pairs = enumerate(zip(given, made, strict=False))
+    return tuple(at for at, (before, now) in pairs if now < before) if made else None
+
+
+def _expected(
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    dtype: torch.dtype,
+    reduced: tuple[int, ...] | None,
+) -> Geometry | None:
+    """Return the shape and layout of a new result of a pointwise function, or of a reduction; None
+    if unknown.
+    """
     model = model_of(tensors_in((args, kwargs)), written=False)
-    return None if model is None else Geometry(tuple(model.shape), model.stride(), 0, dtype)
+    if model is None:
+        return None
+    if reduced == ():
+        return Geometry(tuple(model.shape), model.stride(), 0, dtype)
+    sizes = [] if reduced is None else [*model.shape]
+    for at in reduced or ():
+        sizes[at] = 1
+    return Geometry(tuple(sizes), dense(sizes), 0, dtype)
+
+
+def dense(sizes: Sequence[int]) -> tuple[int, ...]:
+    """Return the strides of a new tensor."""
+    steps = itertools.accumulate((max(size, 1) for size in sizes[:0:-1]), operator.mul, initial=1)
+    return (*steps,)[::-1] if sizes else ()

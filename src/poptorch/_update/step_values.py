@@ -73,7 +73,7 @@ def geometry_of(tensor: Tensor) -> Geometry:
 def tensors_in(value: Any) -> list[Tensor]:
     """Return the tensors in nested values, for example in ``(args, kwargs)`` of a call."""
     found: list[Tensor] = []
-    _collect((value,), found)
+    _collect(value if type(value) in _SEQUENCES else (value,), found)
     return found
 
 

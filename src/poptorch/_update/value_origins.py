@@ -37,6 +37,7 @@ class Origins:
 
     def __init__(self) -> None:
         self.forms: list[Any] = []  # how a value is computed, by the number of its identifier
+        self._plain: list[Identifier] = []  # identifiers without a weight, by number
         self._names: dict[Any, int] = {}
         self._contents: dict[int, Identifier] = {}  # by storage
         self._sources: dict[int, ValueSources] = {}  # by storage
@@ -83,8 +84,8 @@ class Origins:
 
     def sources(self, value: Any) -> ValueSources:
         with unobserved():
-            found = (self._sources.get(place_of(each), _NOTHING) for each in tensors_in(value))
-            return _NOTHING.union(*found)
+            found = [self._sources.get(place_of(each), _NOTHING) for each in tensors_in(value)]
+            return found[0] if len(found) == 1 else _NOTHING.union(*found)
 
     def identifier(self, value: Any) -> Identifier:
         """Return the identifier of a value."""
@@ -124,7 +125,7 @@ class Origins:
         title = title_of(func)
         written = title.endswith("_") and not title.endswith("__")
         written |= title.startswith("__i") or title in ("__setitem__", "__set__")
-        outputs = tensors_in(result)
+        outputs = [result] if isinstance(result, Tensor) else tensors_in(result)
         if title == "__setitem__":
             outputs.append(args[0])
         if "out" in kwargs:
@@ -189,7 +190,8 @@ class Origins:
         if number is None:
             number = self._names[form] = len(self.forms)
             self.forms.append(form)
-        return Identifier(number, weights[0] if weights and not several else "")
+            self._plain.append(Identifier(number))
+        return Identifier(number, weights[0]) if weights and not several else self._plain[number]
 
     def _form(self, value: Any, weights: list[str]) -> Any:
         """Return how a value is computed, without the names of weights, which are appended
@@ -199,7 +201,11 @@ class Origins:
         if kind in _AS_IT_IS:
             return value
         if kind in _SEQUENCES:
-            return tuple([self._form(each, weights) for each in value])
+            return tuple(
+                [each if type(each) in _AS_IT_IS else self._form(each, weights) for each in value]
+            )
+        if kind is dict:
+            return tuple([(key, self._form(each, weights)) for key, each in value.items()])
         if kind in _EXACT:
             return kind.__name__, value
         if kind in _INEXACT:
@@ -210,11 +216,13 @@ class Origins:
             if known is None:
                 self.keep(value)
                 known = self._contents[place] = self.name("foreign", id(value))
-            return "tensor", self._form(known, weights), geometry_of(value)
+            if known.weight:
+                weights.append(known.weight)
+            return "tensor", self._plain[known.number], geometry_of(value)
         if kind is Identifier:
             if value.weight:
                 weights.append(value.weight)
-            return Identifier(value.number)
+            return self._plain[value.number]
         if isinstance(value, list | tuple):
             return tuple([self._form(each, weights) for each in value])
         if isinstance(value, float | complex):
