@@ -83,7 +83,7 @@ def compare(case: Case, backend: str, rounds: int) -> float:
 
     def function() -> object:
         with torch.no_grad():
-            return run._function(arguments)
+            return run.function(arguments)
 
     times = alternate(
         {

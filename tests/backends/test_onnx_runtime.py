@@ -146,6 +146,87 @@ def test_a_session_that_fails_after_some_calls_is_replaced_by_the_reference_back
     assert "cannot be interpreted as an integer" in caplog.text
 
 
+def short(executor: poptorch.PoplarExecutor) -> Any:
+    """Return the function that makes the next call of an executor like the last one."""
+    return executor._session._bound._shortcut
+
+
+def test_later_calls_run_the_session_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = Mixed().eval(), normal(2, 3, 6, 5)
+    executor = compiled(model, "onnxruntime")
+    for _ in range(3):
+        executor(x)
+
+    monkeypatch.setattr(onnx_runtime.Sessions, "run", operator.index)  # fails
+
+    same(executor, model, x)
+
+
+def test_calls_with_and_without_a_shortcut_read_the_same_large_inputs() -> None:
+    executor = compiled(Having(lambda m, x: x * 2), "onnxruntime")
+    first, second = normal(300, 64), normal(300, 64)
+    for _ in range(3):
+        executor(first)
+    run = executor._session.now.compiled.executable.run
+    state = executor._session.weights.attached.state
+
+    results = [short(executor)([second]), run(state, [first]), short(executor)([second])]
+
+    torch.testing.assert_close(results[0][0], second * 2)
+    torch.testing.assert_close(results[1][0], first * 2)
+    torch.testing.assert_close(results[2][0], second * 2)
+
+
+def test_a_shortcut_ends_with_the_weights() -> None:
+    model, x = nn.Linear(4, 3).eval(), normal(2, 4)
+    executor = compiled(model, "onnxruntime")
+    for _ in range(3):
+        executor(x)
+    before = short(executor)
+    with torch.no_grad():
+        model.weight.mul_(2)
+    executor.copyWeightsToDevice()
+
+    same(executor, model, x)
+
+    assert before is not None
+    assert short(executor) is not before
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_a_shortcut_that_fails_once_is_used_again(
+    error: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, x = nn.Linear(4, 3).eval(), normal(2, 4)
+    executor = compiled(model, "onnxruntime")
+    for _ in range(3):
+        executor(x)
+    usual, calls = onnx_runtime._Bound.__call__, []
+
+    def fail_once(*args: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 1:
+            raise error
+        return usual(*args)
+
+    monkeypatch.setattr(onnx_runtime._Bound, "__call__", fail_once)
+    if error is KeyboardInterrupt:
+        with pytest.raises(KeyboardInterrupt):
+            executor(x)
+    same(executor, model, x)
+    same(executor, model, x)
+
+    assert short(executor) is not None
+
+
+def test_a_session_with_inputs_beyond_the_batch_has_no_shortcut() -> None:
+    executor = compiled(nn.Linear(4, 3).eval(), "onnxruntime")
+    for _ in range(3):
+        executor(normal(2, 4))
+
+    assert short(executor).of_batch({}) is None
+
+
 SIZES, TYPES = (3, 9000, 40000), (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 

@@ -19,6 +19,7 @@ from helpers.patience import eventually
 from helpers.wrapping import Having, normal, options, training
 from poptorch._compile import cache, runtime_choice
 from poptorch._ir.program import State
+from poptorch.backends import onnx_runtime
 
 pytestmark = pytest.mark.slow
 EXPORT = runtime_choice.Other.export
@@ -122,6 +123,9 @@ class OnAClock:
 
     def fits(self, state: State) -> bool:
         return True
+
+    def shortcut(self, state: State) -> None:
+        return None
 
 
 def test_a_runtime_is_timed_after_earlier_calls_of_the_same_one(
@@ -322,15 +326,15 @@ def test_disagreeing_results_keep_compiled_code_in_all_processes(
 @pytest.mark.parametrize("call", [1, 2, 15])
 def test_a_failing_runtime_fails_no_call(call: int, monkeypatch: pytest.MonkeyPatch) -> None:
     favouring(monkeypatch, ALWAYS)
-    usual, calls = runtime_choice.Other.run, []
+    usual, calls = onnx_runtime._Bound.__call__, []
 
     def run(*args: Any) -> Any:
         calls.append(1)
-        if len(calls) == call:
+        if len(calls) >= call:
             raise RuntimeError("on strike")
         return usual(*args)
 
-    monkeypatch.setattr(runtime_choice.Other, "run", run)
+    monkeypatch.setattr(onnx_runtime._Bound, "__call__", run)
     model, x = nn.Linear(6, 4).eval(), normal(3, 6)
     executor = wrapped(model, x)
 
@@ -338,7 +342,7 @@ def test_a_failing_runtime_fails_no_call(call: int, monkeypatch: pytest.MonkeyPa
         same(executor, model, x)
 
     assert runtime(executor) == "inductor"
-    assert len(calls) == call
+    assert len(calls) <= call + 1  # a shortcut that fails is followed by a usual call
 
 
 def test_an_interrupted_comparison_leaves_a_model_that_works(

@@ -19,9 +19,9 @@ from .._base.errors import Error, OperatorError, described
 from .._base.resources import available_memory
 from .._ir.plan import Plan, Report
 from .._ir.program import State
-from ..backends import Executable
+from ..backends import Compiled, Executable
 from ..backends.failing import is_users, refused_memory
-from ..backends.protocol import Failure, failure_of
+from ..backends.protocol import Failure, failure_of, finder_of_shortcuts
 from ..backends.rollback import Snapshot
 
 FIRST = 2
@@ -42,10 +42,12 @@ class WithFallback:
         self._left = FIRST
         self._snapshot: Snapshot | None = Snapshot(plan.program)
         self.gave_up = False
+        # of the fast executable, after the calls that keep a copy
+        self.shortcut: Callable[[State], Compiled | None] | None = None
 
     def run(self, state: State, batch: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         if self._snapshot is not None and not self._fits(self._snapshot, state, batch):
-            self._snapshot = None
+            self._keep_no_copy()
         if self._snapshot is not None:
             return self._first(self._snapshot, state, batch)
         try:
@@ -55,6 +57,10 @@ class WithFallback:
             if failure is None or not failure.undone:
                 raise
             return self._instead(error, state, batch)
+
+    def _keep_no_copy(self) -> None:
+        self._snapshot = None
+        self.shortcut = finder_of_shortcuts(self._current)
 
     @staticmethod
     def _fits(snapshot: Snapshot, state: State, batch: Sequence[torch.Tensor]) -> bool:
@@ -83,7 +89,7 @@ class WithFallback:
             return self._instead(error, state, batch)
         self._left -= 1
         if not self._left:
-            self._snapshot = None
+            self._keep_no_copy()
         return results
 
     def report(self) -> Report:
@@ -109,7 +115,7 @@ class WithFallback:
             results = slow.run(state, batch)
         except Exception as repeated_error:  # then the code is not the cause
             raise repeated_error from None
-        self._current, self._snapshot, self.gave_up = slow, None, True
+        self._current, self._snapshot, self.shortcut, self.gave_up = slow, None, None, True
         cause = error.__cause__ if isinstance(error, OperatorError) else None
         warn_of_failure(described(cause if isinstance(cause, Exception) else error))
         return results

@@ -97,7 +97,7 @@ class Other:
             raise Unsuitable(described(error)) from error
         self.key = choice_key(code.keys, self._code.keys)
         self._job: CompileJob | None = None
-        self._executable: Executable | None = None
+        self._executable: Sessions | None = None
 
     def check(self) -> None:
         """Refuse programs for which the two runtimes may differ in errors, and too large ones.
@@ -175,6 +175,11 @@ class Other:
         except InputNotFinite as error:
             raise Unsuitable("an input is infinite or no number") from error
 
+    def shortcut(self, state: State) -> Compiled | None:
+        """Return the function of the session for the present weights, if there is one."""
+        assert self._executable is not None, "only called when it is there"
+        return None if state.other is None else self._executable.shortcut(state.other)
+
     def report(self) -> Report:
         assert self._executable is not None, "only called when it is there"
         return self._executable.report()
@@ -187,6 +192,8 @@ class Fastest:
         self._ours, self._plan, self._code = ours, plan, code
         # what the next call does, or None once compiled code has been chosen
         self._do: NextCall | None = Fastest._wait
+        # of ONNX Runtime, once it has been chosen
+        self.shortcut: Callable[[State], Compiled | None] | None = None
         self._other: Other | None = None
         self._choice: Choice | None = None
         self._cores, self._next_poll = Cores(), 0.0
@@ -257,7 +264,10 @@ class Fastest:
         if self._choice is None and self._spent < self._enough:
             return
         if self._other.is_there():
-            self._do = Fastest._compare if self._choice is None else Fastest._run_other
+            if self._choice is None:
+                self._do = Fastest._compare
+            else:
+                self._use_other()
         elif not self._other.is_being_exported:
             idle, pays = self._cores.idle() >= IDLE, self._spent >= SHARE * EXPORTING
             if idle or pays:
@@ -378,7 +388,7 @@ class Fastest:
         if self._choice.pays(GAIN):
             text = "ONNX Runtime runs the program from call %d on: %s"
             self._code.announce(text, self._calls + 1, self._choice)
-            self._do = Fastest._run_other
+            self._use_other()
             state.bound = None
         else:
             log.engine.info("Compiled code stays, ONNX Runtime is not faster: %s", self._choice)
@@ -394,8 +404,12 @@ class Fastest:
             self._code.store.note_choice(self._other.key, self._choice)
         self._keep_compiled_code()
 
+    def _use_other(self) -> None:
+        assert self._other is not None, "it was chosen"
+        self._do, self.shortcut = Fastest._run_other, self._other.shortcut
+
     def _keep_compiled_code(self) -> None:
-        self._other = self._do = None
+        self._other = self._do = self.shortcut = None
 
     @staticmethod
     def _release(state: State) -> None:

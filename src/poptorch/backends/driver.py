@@ -245,7 +245,7 @@ class _PreparedRun:
         handed: dict[str, torch.Tensor],
         ready: Mapping[str, torch.Tensor],
     ) -> None:
-        self.name, self._function = name, function
+        self.name, self.function = name, function
         self._handed = handed
         self._first_replica = plan.spec.first_replica
         program = self._program = plan.program
@@ -275,7 +275,7 @@ class _PreparedRun:
         for place, key in self._taken:
             arguments[place] = self._handed.pop(key)
         try:
-            results = self._function(arguments)  # type: ignore[arg-type]
+            results = self.function(arguments)  # type: ignore[arg-type]
         except (RuntimeError, IndexError) as error:
             better = explained(error, self._graph, arguments)
             if better is error:

@@ -56,6 +56,16 @@ def unsuitable(executable: Executable) -> str | None:
     return getattr(executable, "unsuitable", None)
 
 
+def finder_of_shortcuts(executable: Executable) -> Callable[[State], Compiled | None] | None:
+    """Return a function that finds a shortcut of a call, or None if there is none at present.
+
+    A shortcut does for a batch what ``run`` does, in less time. It may be called until the weights
+    change or are released (``State.writes``), unless the call is timed in parts. If it fails,
+    nothing has changed, and ``run`` has to make the call.
+    """
+    return getattr(executable, "shortcut", None)
+
+
 @dataclass(frozen=True)
 class Failure:
     """How a call failed while a graph ran.

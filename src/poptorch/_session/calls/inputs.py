@@ -237,7 +237,9 @@ class Inputs:
         """Return the tensors of a call that passes only tensors that the device can use as they
         are.
         """
-        tensors = self._in_order(arguments)
+        tensors: Sequence[Any] | None = arguments[0]
+        if arguments[1] or not self._tensors_only:
+            tensors = self._in_order(arguments)
         if tensors is None or len(tensors) != len(self._types):
             return None
         are_alike = self._are_alike

@@ -48,7 +48,7 @@ class Outputs:
         hosts: Mapping[int, torch.Tensor],
         narrow_64bit: bool,
     ) -> None:
-        self.structure = structure
+        self.structure, self._plain = structure, structure.plain
         self.hosts = dict(sorted(hosts.items()))
         self._narrow = narrow_64bit
         self._wide: list[int] | None = None
@@ -68,7 +68,7 @@ class Outputs:
             results = list(results)
             for place, tensor in self.hosts.items():
                 results.insert(place, tensor)
-        plain = self.structure.plain
+        plain = self._plain
         return plain(results) if plain is not None else self.structure.unflatten(results)
 
     def _narrowed(self, at: int, result: torch.Tensor) -> torch.Tensor:
