@@ -157,8 +157,11 @@ def may_view(node: fx.Node) -> bool:
     target = node.target
     if target is operator.getitem:  # one of several results, for example of a split
         return True
-    if not isinstance(target, Operator):
-        return False
+    return isinstance(target, Operator) and _shares_first_argument(target)
+
+
+@functools.cache  # reading a schema takes as long as creating a node
+def _shares_first_argument(target: Any) -> bool:
     if target in _MAY_VIEW:
         return True
     first = target._schema.arguments[:1]

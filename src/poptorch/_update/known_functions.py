@@ -103,14 +103,10 @@ WHOLE = {"add", "sub", "subtract", "rsub", "mul", "multiply", "neg", "abs", "flo
 _FIRST = ("condition", "input", "tensor", "tensors", "data", "size", "self")
 
 
-def by_position(
-    args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return arguments of which the first one is passed by position, if a call names all of
-    them.
-    """
-    name = None if args else next((each for each in _FIRST if each in kwargs), None)
-    return (args, kwargs) if name is None else ((kwargs.pop(name),), kwargs)
+def by_position(kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments of a call that names all of them, with the first one by position."""
+    name = next((each for each in _FIRST if each in kwargs), None)
+    return ((), kwargs) if name is None else ((kwargs.pop(name),), kwargs)
 
 
 def title_of(func: Any) -> str:

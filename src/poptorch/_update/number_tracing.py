@@ -64,9 +64,11 @@ class Numbers(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if name in MemoryReads.FUNCTIONS and self.memory_reads is not None:
             self.memory_reads.check(name, tensors_in((args, kwargs)))
-        if self._is_plain_question(func, name, args):
+        if name in ABOUT and self._is_plain_question(func, args):
             return func(*args, **(kwargs or {}))
-        args, kwargs = by_position(args, dict(kwargs or {}))
+        kwargs = dict(kwargs or {})
+        if not args:
+            args, kwargs = by_position(kwargs)
         args, kwargs, given = self._of_run(func, args, kwargs)
         if func is nn.init.constant_:
             return self._answered(Tensor.fill_, args[0], kwargs["val"])
@@ -96,11 +98,10 @@ class Numbers(TorchFunctionMode):
             return self._compute(torch.full, "full", ((), args[0]), kwargs)
         return self._compute(func, name, args, kwargs, given)
 
-    def _is_plain_question(self, func: Any, name: str, args: tuple[Any, ...]) -> bool:
+    def _is_plain_question(self, func: Any, args: tuple[Any, ...]) -> bool:
         """Return whether something about a tensor of the step is asked, as most calls do."""
-        if name not in ABOUT or len(args) != 1 or func == GET_DATA:
-            return False
-        return type(args[0]) is self.without_values and id(args[0]) not in self.hosts
+        plain = len(args) == 1 and type(args[0]) is self.without_values
+        return plain and id(args[0]) not in self.hosts and func != GET_DATA
 
     def _answered(self, func: Any, *args: Any, **kwargs: Any) -> Any:
         return self.__torch_function__(func, (), args, kwargs)
@@ -113,7 +114,7 @@ class Numbers(TorchFunctionMode):
         """Return arguments in which the tensors of the step replace the user's parameters, and the
         tensors among them.
         """
-        given = tensors_in((args, kwargs))
+        given = tensors_in((*args, *kwargs.values()))
         if not any(map(self._is_host, given)):
             return args, kwargs, given
         self._check_hosts(func, given)
@@ -191,7 +192,7 @@ class Numbers(TorchFunctionMode):
         given: list[Tensor],
     ) -> Any:
         if all(map(is_number, given)):
-            return self._of_numbers(func, args, kwargs, known)
+            return self._of_numbers(func, args, kwargs, known, given)
         if func in FILLING:
             return self._filled(func, args, kwargs, known)
 
@@ -203,7 +204,12 @@ class Numbers(TorchFunctionMode):
         )
 
     def _of_numbers(
-        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], known: Identifier
+        self,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        known: Identifier,
+        given: list[Tensor],
     ) -> Any:
         """Compute with numbers alone. The result is a number if torch returns a scalar."""
         if known in self._computed:
@@ -220,7 +226,7 @@ class Numbers(TorchFunctionMode):
             return self._arithmetic.call(func, args, kwargs)
 
         result = self._once(func, known, args, kwargs, compute)
-        self.origins.note(func, args, kwargs, known, result)
+        self.origins.note(func, args, kwargs, known, result, given)
         made_of_nothing = func in MADE_OF_NOTHING or func in UNSET
         if isinstance(result, Tensor) and result.dim() == 0 and not made_of_nothing:
             operands = (*args, *kwargs.values())

@@ -83,7 +83,7 @@ def _compute_in_place(graph: fx.Graph) -> None:
         if value in late and not is_returned and storages.compute_into(value, place, copy):
             graph.erase_node(copy)
     for node in graph.nodes:
-        for operand in node.all_input_nodes:
+        for operand in node.all_input_nodes if _has_form_that_writes(node) else ():
             fresh = _is_fresh(operand) and _is_fresh(storages.root[operand])
             if fresh and storages.compute_into(node, operand, node):
                 break
@@ -105,13 +105,17 @@ def _writing(node: fx.Node, place: fx.Node) -> Any:
     """Return the form of a pointwise operator that writes its result to a tensor of the
     same kind.
     """
-    if not is_pointwise(node) or may_view(node) or "out" in node.kwargs:
+    if not _has_form_that_writes(node):
         return None
     values = node.meta.get("val"), place.meta.get("val")
     own, kept = ((v.dtype, v.shape, v.stride()) if v is not None else None for v in values)
     if own is None or own != kept:
         return None
     return _out_form(node.target)
+
+
+def _has_form_that_writes(node: fx.Node) -> bool:
+    return is_pointwise(node) and not may_view(node) and "out" not in node.kwargs
 
 
 @functools.cache
