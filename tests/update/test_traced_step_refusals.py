@@ -258,6 +258,43 @@ def test_a_step_that_adds_a_number_to_a_dictionary_of_the_optimizer_says_how_to_
     assert "last['key'] = 0.0" in said
 
 
+class Counting:
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self) -> int:
+        self.calls += 1
+        return self.calls
+
+
+def test_a_step_that_changes_an_object_in_a_group_is_refused() -> None:
+    def counting(p: Any, group: Any, state: Any) -> None:
+        p.sub_(p.grad, alpha=0.1 / group["counter"]())
+
+    said = refused(step_by_function(counting, counter=Counting()))
+
+    assert "changes values that are not part of the step" in said
+    assert "'counter' of parameter group 0" in said
+
+
+@pytest.mark.parametrize(
+    "container, record",
+    [
+        pytest.param(list, lambda seen: seen.append("a"), id="list"),
+        pytest.param(set, lambda seen: seen.add(len(seen)), id="set"),
+    ],
+)
+def test_a_step_that_records_something_in_a_group_is_refused(container: Any, record: Any) -> None:
+    def recording(p: Any, group: Any, state: Any) -> None:
+        record(group["seen"])
+        p.sub_(p.grad, alpha=0.1 / len(group["seen"]))
+
+    said = refused(step_by_function(recording, seen=container()))
+
+    assert "adds an entry to a list or dictionary" in said
+    assert "'seen' of parameter group 0" in said
+
+
 def with_a_transposed_weight(make: Make) -> Make:
     """Return the optimizer of a model whose first weight is not contiguous."""
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from .._base.contents import contents_of
 from .slots import Slot
 from .state_views import StatePlace, Views
 
@@ -120,7 +121,8 @@ class TracedStep:
         """Return a value of the user's object as a setting."""
         if isinstance(value, Leaf):
             return self.numbers.get(place, repr(value))
-        return value if isinstance(value, bool | int | float | str | None) else repr(value)
+        is_simple = isinstance(value, bool | int | float | str | None)
+        return value if is_simple else contents_of(value)
 
 
 def of_group(index: int) -> str:
@@ -176,6 +178,23 @@ def flat(value: Any, name: str = "", every: bool = False) -> dict[str, Any]:
 
     substituted(value, name, take, every)
     return result
+
+
+def structures(values: Mapping[str, Any]) -> dict[str, str]:
+    """Return a text for each entry that is a container: which containers and keys are in it."""
+    found = {name: _structure(each) for name, each in values.items()}
+    return {name: text for name, text in found.items() if text != _LEAF}
+
+
+_LEAF = "_"
+
+
+def _structure(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {_structure(each)}" for key, each in value.items()) + "}"
+    if isinstance(value, list | tuple | deque):
+        return "[" + ", ".join(map(_structure, value)) + "]"
+    return contents_of(value) if isinstance(value, set | frozenset) else _LEAF
 
 
 def leaves_of(value: Any) -> Iterator[Leaf]:

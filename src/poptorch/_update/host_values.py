@@ -55,6 +55,10 @@ class HostValues:
                     values._save_class(kind)
             for name, value in flat(optimizer.attributes, every=True).items():
                 values._save(value, f"attribute '{name}'", _DEPTH)
+        for at, group in enumerate(traced.groups):
+            for name, value in flat(group.values, every=True).items():
+                values._save(value, f"'{name}' of parameter group {at}", _DEPTH)
+        for optimizer in traced.optimizers:
             for path, entry in {**optimizer.state, **traced.layouts}.items():
                 for name, value in flat(entry, every=True).items():
                     values._save(value, f"state '{name}' of '{path}'", _DEPTH)

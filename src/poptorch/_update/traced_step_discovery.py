@@ -30,6 +30,7 @@ from .._ir.traced_step import (
     leaves_of,
     of_group,
     of_optimizer,
+    structures,
     substituted,
 )
 from .._ops.dispatch import answering
@@ -279,6 +280,8 @@ class _Discovery:
         run.step()
         check_unchanged(self.origins, run.absent)
         self._check_owned(run)
+        if not first:
+            _check_structures(run)
         self._note_views(run)
         results: StepResults = {
             path: {f"weight:{path}": weight} for path, weight in run.traced_params.items()
@@ -507,7 +510,7 @@ class _Discovery:
         read = {name: value for name, value in values.items() if (at, name) in self.known.read}
         settings: dict[str, Setting] = {}
         variables: list[str] = []
-        for name, value in flat(read, every=True).items():
+        for name, value in (flat(read, every=True) | structures(read)).items():
             key = slots.traced_hyper(name, at, torch.float64).key
             if (owner, name) in self.known.changing:
                 continue
@@ -541,6 +544,15 @@ def _check_object(path: str, name: str, value: Any) -> None:
                 "or store them in a list, tuple, deque or dictionary",
             ),
         )
+
+
+def _check_structures(run: StepRun) -> None:
+    """Refuse a step that changes a list or dictionary which holds neither numbers nor tensors."""
+    for owner, values in run.owned():
+        before, now = run.structures[owner], structures(values)
+        for name in before.keys() & now.keys():
+            if before[name] != now[name]:
+                raise _adds_entry(owner, name, values[name])
 
 
 def _adds_container(owner: str, name: str, value: Any) -> Error:

@@ -32,6 +32,7 @@ from .._ir.traced_step import (
     flat,
     of_group,
     of_optimizer,
+    structures,
     substituted,
 )
 from .absent_gradients import Absent
@@ -189,6 +190,7 @@ class StepRun:
         self.groups: list[_RecordingGroup] = []
         self.objects: list[Any] = []
         self.given: dict[str, dict[str, Any]] = {}
+        self.structures: dict[str, dict[str, str]] = {}  # of what was given
         self.before: dict[StatePlace, Identifier] = {}
 
     def step(self) -> None:
@@ -211,12 +213,16 @@ class StepRun:
         }
         values = {name: self._with_traced_params(value) for name, value in values.items()}
         values |= self._added(owner, values)
-        self.given[owner] = _copied(values)
+        self._note_contents(owner, values)
         values["params"] = params
         names = [param.name for param in group.params]
         if any(name is not None for name in names):
             values["param_names"] = names
         return _RecordingGroup(values, lambda key: self._read(at, str(key)) if self._read else None)
+
+    def _note_contents(self, owner: str, values: dict[str, Any]) -> None:
+        self.given[owner] = _copied(values)
+        self.structures[owner] = structures(values)
 
     def _added(self, owner: str, values: Mapping[str, Any]) -> dict[str, Tensor]:
         """Return what an earlier step has stored there."""
@@ -307,7 +313,7 @@ class StepRun:
         }
         given = {name: self._with_traced_params(value) for name, value in given.items()}
         given |= self._added(owner, given)
-        self.given[owner] = _copied(given)
+        self._note_contents(owner, given)
         made.__dict__.update(given)
         made.param_groups = [self.groups[at] for at in optimizer.groups]
         made.state = _States(self._new_entry, self._hosts)

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from .._base.contents import fields_of
 from .._base.errors import AssertionFailure
 from .._ir import slots
 from .._ir.spec import OptimGroup, OptimSpec, Setting
@@ -27,6 +28,7 @@ from .._ir.traced_step import (
     flat,
     of_group,
     of_optimizer,
+    structures,
     substituted,
 )
 from .._residency import unwatched
@@ -207,7 +209,8 @@ def frozen_like(
     if index >= len(compiled.groups):
         return group
     like, owner = compiled.groups[index], of_group(index)
-    values = flat(traced.groups[index].values, every=True)
+    held = traced.groups[index].values
+    values = flat(held, every=True) | structures(held)
     settings = tuple(
         (name, traced.constant((owner, name), values[name]))
         for name, _ in like.settings
@@ -243,12 +246,11 @@ def traced_settings(traced: TracedStep, compiled: OptimSpec | None) -> dict[str,
 
 
 def _with_fields(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield values by name, and the attributes of objects such as dataclasses."""
+    """Yield values by name, and the fields of objects such as dataclasses."""
     for name, value in values.items():
         yield name, value
         if not isinstance(value, (*_SIMPLE, type, torch.Tensor, torch.nn.Module)):
-            fields = getattr(value, "__dict__", {})
-            yield from ((f"{name}.{field}", each) for field, each in fields.items())
+            yield from ((f"{name}.{key}", each) for key, each in fields_of(value).items())
 
 
 def _is_inner(setting: str) -> bool:

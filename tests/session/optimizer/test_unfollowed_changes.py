@@ -12,6 +12,7 @@ import torch
 from torch.optim import optimizer as of_torch
 
 import poptorch
+from helpers.closeness import near
 from helpers.wrapping import PAUSE, EagerPair, Regression, normal, options
 from poptorch._session.host_changes import periodic_checks
 
@@ -110,6 +111,129 @@ def test_a_change_of_the_only_number_of_an_optimizer_is_reported(
 
     (message,) = messages_about_changes(caplog)
     assert "lr of the optimizer's group 0 was 0.1 and is 0.5" in message
+
+
+class Schedule:
+    def __init__(self) -> None:
+        self.rate = 0.1
+
+    def __call__(self) -> float:
+        return self.rate
+
+
+def schedule_of_list() -> Callable[[], float]:
+    rates = [0.1]
+    return lambda: rates[0]
+
+
+class Scheduled(torch.optim.Optimizer):
+    """Descends with a rate that a function computes from a value of the group."""
+
+    def __init__(self, params: Any, schedule: Any, rate: Callable[[Any], float]) -> None:
+        super().__init__(params, {"schedule": schedule})
+        self.rate = rate
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:
+        for group in self.param_groups:
+            for weight in group["params"]:
+                weight -= self.rate(group["schedule"]) * weight.grad
+
+
+# what makes the value, what computes the rate from it, and what changes its contents
+SCHEDULES: dict[str, tuple[Callable[[], Any], Callable[[Any], float], Callable[[Any], object]]] = {
+    "a field": (Schedule, lambda s: s.rate, lambda s: setattr(s, "rate", 0.5)),
+    "a field of an object that is called": (
+        Schedule,
+        lambda s: s(),
+        lambda s: setattr(s, "rate", 0.5),
+    ),
+    "a field of an object in a list": (
+        lambda: [Schedule()],
+        lambda s: s[0].rate,
+        lambda s: setattr(s[0], "rate", 0.5),
+    ),
+    "what a function closes over": (
+        schedule_of_list,
+        lambda s: s(),
+        lambda s: s.__closure__[0].cell_contents.__setitem__(0, 0.5),
+    ),
+    "the length of a list": (lambda: [1], lambda s: 0.1 * len(s), lambda s: s.append(1)),
+    "the entries of an empty list": (list, lambda s: 0.1 + 0.1 * len(s), lambda s: s.append("a")),
+    "the keys of a dictionary": (
+        lambda: {"a": 0.1},
+        lambda s: sum(s.values()),
+        lambda s: s.update(b=0.4),
+    ),
+    "a set": (lambda: {0.1}, max, lambda s: s.add(0.5)),
+}
+
+
+@pytest.mark.parametrize(("make", "rate", "change"), SCHEDULES.values(), ids=SCHEDULES)
+def test_a_changed_value_of_a_group_takes_effect_with_set_optimizer(
+    make: Callable[[], Any], rate: Callable[[Any], float], change: Callable[[Any], object]
+) -> None:
+    def scheduled(params: Any) -> torch.optim.Optimizer:
+        return Scheduled(params, make(), rate)
+
+    pair = EagerPair(Regression(), scheduled, **near(8, 3))
+    pair.step(X, Y)
+    for optimizer in pair.both:
+        change(optimizer.param_groups[0]["schedule"])
+    pair.wrapped.setOptimizer(pair.ours)
+
+    pair.step(X, Y, count=2)
+
+
+@pytest.mark.parametrize(("make", "rate", "change"), SCHEDULES.values(), ids=SCHEDULES)
+def test_a_changed_value_of_a_group_is_reported_without_set_optimizer(
+    make: Callable[[], Any],
+    rate: Callable[[Any], float],
+    change: Callable[[Any], object],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    optimizer, executor = trained(lambda params: Scheduled(params, make(), rate))
+
+    change(optimizer.param_groups[0]["schedule"])
+    run(executor)
+
+    (message,) = messages_about_changes(caplog)
+    assert "schedule of the optimizer's group 0 was" in message
+
+
+def test_an_object_in_a_group_that_has_not_changed_needs_no_new_program() -> None:
+    optimizer, executor = trained(lambda params: Scheduled(params, Schedule(), Schedule.__call__))
+    compiled = executor._executable
+
+    executor.setOptimizer(optimizer)
+    run(executor)
+
+    assert executor._executable is compiled
+
+
+class WithSchedule(OneNumber):
+    """Descends with a rate of an object that the optimizer has."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, lr=1.0)
+        self.schedule = Schedule()
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:
+        for weight in self.param_groups[0]["params"]:
+            weight -= self.schedule.rate * weight.grad
+
+
+def test_a_changed_field_of_an_attribute_of_the_optimizer_is_reported(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    optimizer, executor = trained(WithSchedule)
+
+    optimizer.schedule.rate = 0.5
+    run(executor)
+
+    (message,) = messages_about_changes(caplog)
+    assert "schedule of the optimizer was Schedule(rate=0.1) and is Schedule(rate=0.5)" in message
 
 
 OURS = functools.partial(poptorch.optim.SGD, lr=0.1)

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import copy
 import operator
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from ..._base import log
+from ..._base.contents import contents_of, is_plain
 from ...optim.joint import class_of, members_of
 from ...optim.optimizer import VariableAttributes
 from ...optim.step_hooks import constants_of, present_hooks
@@ -69,8 +71,13 @@ def _numbers(optimizer: torch.optim.Optimizer, matters: Matters) -> ChangeCheck:
     names = _entries(optimizer)
     get = operator.itemgetter(*names) if len(names) > 1 else _few(names)
 
+    holds_objects = not all(
+        is_plain(value) for each in optimizer.param_groups for value in get(each)
+    )
+
     def numbers() -> list[tuple[Any, ...]]:
-        return list(map(get, optimizer.param_groups))
+        found = list(map(get, optimizer.param_groups))
+        return [tuple(map(_comparable, each)) for each in found] if holds_objects else found
 
     def keep(numbers: list[tuple[Any, ...]]) -> list[Any]:
         return list(map(_copied, numbers))
@@ -128,15 +135,22 @@ def _attributes(optimizer: torch.optim.Optimizer, matters: Matters) -> ChangeChe
     return ChangeCheck(lambda: keep(read()), changes, _NUMBERS, lambda held: held)
 
 
+def _comparable(value: Any) -> Any:
+    """Return a value, or a text if it is or contains an object that may change."""
+    return value if is_plain(value) else contents_of(value)
+
+
 def _copied(value: Any) -> Any:
-    """Return a copy whose value does not change; objects of unknown classes are not copied."""
+    """Return a copy whose value does not change; of other objects, the text of their fields."""
     if isinstance(value, VariableAttributes):
         return sorted(value._variable_attributes)
     if isinstance(value, torch.Tensor):
         return value.detach().clone()
     if type(value) in (list, tuple):
         return type(value)(map(_copied, value))
-    return copy.copy(value) if isinstance(value, dict | set) else value
+    if isinstance(value, dict | set | deque):
+        return copy.copy(value)
+    return value if is_plain(value) else contents_of(value, depth=1)
 
 
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
