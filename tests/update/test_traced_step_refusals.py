@@ -19,6 +19,7 @@ from helpers.traced_steps import (
     StepByFunction,
     of,
     step_by_function,
+    step_eagerly,
     wrapped,
 )
 from helpers.wrapping import Having, options
@@ -59,6 +60,29 @@ def test_state_that_belongs_to_no_parameter_is_refused() -> None:
     assert "not the state of a parameter" in refused(
         lambda model: Keeping(model.parameters(), None)
     )
+
+
+@pytest.mark.parametrize("flag", ["capturable", "differentiable"])
+@pytest.mark.parametrize("kind", [T.Adam, T.NAdam], ids=lambda kind: kind.__name__)
+def test_a_flag_with_which_steps_in_eager_pytorch_fail_is_refused(
+    kind: type[T.Optimizer], flag: str
+) -> None:
+    make = of(kind, **{flag: True})
+    model = Net()
+    with pytest.raises((AssertionError, RuntimeError)):
+        step_eagerly(model, make(model), (torch.randn(4, 6), torch.zeros(4, dtype=torch.long)))
+
+    with pytest.raises(poptorch.Error, match=f"{flag}=True in parameter group 0"):
+        Pair(make)
+
+
+def test_an_optimizer_of_users_may_have_a_flag_of_the_same_name() -> None:
+    def step(p: Any, group: Any, state: Any) -> None:
+        p.sub_(p.grad, alpha=group["lr"] * (2 if group["capturable"] else 1))
+
+    pair = Pair(step_by_function(step, capturable=True))
+    pair.steps(2)
+    pair.assert_alike()
 
 
 def test_an_accumulator_in_half_is_refused_when_the_model_is_wrapped() -> None:

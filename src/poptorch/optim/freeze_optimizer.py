@@ -49,6 +49,7 @@ _NEED_A_FORMULA = (
     "use_combined_accum",
     "use_tf_variant",
 )
+_NOT_ON_CPUS = ("capturable", "differentiable")
 _warned: weakref.WeakSet[type] = weakref.WeakSet()
 
 
@@ -78,6 +79,7 @@ def freeze(
     value becomes variable. Otherwise only zeros that switch a term off are constant.
     """
     kind = _kind_of(optimizer)
+    _refuse_flags(optimizer)
     traced = None
     values: HyperValues = {}
     if kind is None:
@@ -171,6 +173,25 @@ def _kind_of(optimizer: torch.optim.Optimizer) -> OptimizerKind | None:
         )
     refuse(optimizer)
     return None
+
+
+def _refuse_flags(optimizer: torch.optim.Optimizer) -> None:
+    """Refuse flags with which the steps of torch's classes raise an error on a CPU."""
+    bases = (cls for cls in class_of(optimizer).__mro__ if cls is not torch.optim.Optimizer)
+    is_ours = isinstance(optimizer, Optimizer)
+    if is_ours or not any(cls.__module__.startswith("torch.optim.") for cls in bases):
+        return
+    for index, group in enumerate(optimizer.param_groups):
+        for name in _NOT_ON_CPUS:
+            if group.get(name, False):
+                raise AssertionFailure(
+                    "A flag of the optimizer is not available on a CPU",
+                    got=(
+                        f"{name}=True in parameter group {index} of "
+                        f"{full_name(class_of(optimizer))}; eager PyTorch refuses it, too"
+                    ),
+                    fix=f"remove {name}=True",
+                )
 
 
 def _steps_as(optimizer: torch.optim.Optimizer, kind: OptimizerKind) -> bool:

@@ -35,8 +35,8 @@ from .._residency import unwatched
 from .joint import class_of, members_of
 from .step_hooks import digest_of, hooks_of
 
-ALIKE = {"foreach": False, "fused": False, "capturable": False, "differentiable": False}
-"""Attributes that choose between implementations of the same step."""
+ALIKE = {"foreach": False, "fused": False}
+"""Flags that choose between implementations of the same step."""
 _NOT_READ = {"params", "param_names"}
 _OF_TORCH = {
     "state", "param_groups", "defaults", "step", "loss_scaling", "_opt_called",
