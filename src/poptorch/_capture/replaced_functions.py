@@ -1,5 +1,5 @@
 """Define what takes the place of functions of torch that mean something else, or need more, in a
-program of fixed shapes.
+program of fixed shapes, or that cannot be used with symbolic sizes.
 """
 
 from __future__ import annotations
@@ -7,6 +7,7 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch.nn.functional as F
 
 from .._base import private
 from .._base.errors import Error
+from .._ir.symbolic import has_symbols
 from .._ops.traceable import ctc_losses, grouped_product, lstm
 from .masked_selection import Selected, select
 from .recorded import constant_value
@@ -175,6 +177,89 @@ def _grouped_mm(
     return grouped_product(mat_a, mat_b, offs)
 
 
+# Functions whose C++ code reads sizes as numbers. With symbolic sizes, the operators that they call
+# are called directly.
+
+
+def _max_pool1d(
+    function: Callable[..., Any], input: torch.Tensor, *args: Any, **kwargs: Any
+) -> Any:
+    if not has_symbols(input.shape):
+        return function(input, *args, **kwargs)
+    if function is F.max_pool1d_with_indices:
+        kwargs["return_indices"] = True
+    return _max_pool_of_rows(input, *args, **kwargs)
+
+
+def _max_pool_of_rows(
+    input: torch.Tensor,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Any:
+    def in_row(value: Any, other: int) -> list[int]:
+        return [other, *(value if isinstance(value, (tuple, list)) else (value,))]
+
+    given = in_row(kernel_size, 1), in_row(kernel_size if stride in (None, [], ()) else stride, 1)
+    sizes = *given, in_row(padding, 0), in_row(dilation, 1)
+    pooled, indices = torch.ops.aten.max_pool2d_with_indices(input.unsqueeze(-2), *sizes, ceil_mode)
+    pooled = pooled.squeeze(-2)
+    return (pooled, indices.squeeze(-2)) if return_indices else pooled
+
+
+_UPSAMPLING: dict[tuple[str, int], tuple[Any, bool]] = {
+    ("nearest", 1): (torch.ops.aten.upsample_nearest1d.default, False),
+    ("nearest", 2): (torch.ops.aten.upsample_nearest2d.default, False),
+    ("nearest", 3): (torch.ops.aten.upsample_nearest3d.default, False),
+    ("linear", 1): (torch.ops.aten.upsample_linear1d.default, True),
+    ("bilinear", 2): (torch.ops.aten.upsample_bilinear2d.default, True),
+    ("bicubic", 2): (torch.ops.aten.upsample_bicubic2d.default, True),
+    ("trilinear", 3): (torch.ops.aten.upsample_trilinear3d.default, True),
+}
+
+
+def _interpolate(
+    input: torch.Tensor,
+    size: Any = None,
+    scale_factor: Any = None,
+    mode: str = "nearest",
+    align_corners: bool | None = None,
+    recompute_scale_factor: bool | None = None,
+    antialias: bool = False,
+) -> Any:
+    dims = input.dim() - 2
+    operator, has_corners = _UPSAMPLING.get((mode, dims), (None, False))
+    given = scale_factor if size is None else size
+    each = [*given] if isinstance(given, (tuple, list)) else [given] * dims
+    is_simple = not (antialias or recompute_scale_factor) and None in (size, scale_factor)
+    is_simple = is_simple and len(each) == dims and (size is not None or all(map(_is_exact, each)))
+    if operator is None or not is_simple or not has_symbols(input.shape):
+        return F.interpolate(
+            input, size, scale_factor, mode, align_corners, recompute_scale_factor, antialias
+        )
+    corners = (bool(align_corners),) if has_corners else ()
+    if size is not None:
+        return operator(input, each, *corners)
+    sizes = [
+        old * int(factor) if factor >= 1 else old // int(1 / factor)
+        for old, factor in zip(input.shape[2:], each, strict=True)
+    ]
+    return operator(input, sizes, *corners, *map(float, each))
+
+
+def _is_exact(factor: Any) -> bool:
+    """Return whether sizes times a factor are the same in integers as in floating point."""
+    if not isinstance(factor, (int, float)) or factor <= 0:
+        return False
+    if factor >= 1:
+        return float(factor).is_integer()
+    mantissa, _ = math.frexp(factor)
+    return mantissa == 0.5
+
+
 # Packed sequences. If the lengths are constants, all sizes are known.
 
 
@@ -239,6 +324,11 @@ _REPEAT = inspect.signature(lambda repeats, dim=None, *, output_size=None: None)
 def substitutes() -> dict[Any, Callable[..., Any]]:
     functions: dict[Any, Callable[..., Any]] = {
         F.ctc_loss: _ctc_loss,
+        F.interpolate: _interpolate,
+        **{
+            f: functools.partial(_max_pool1d, f)
+            for f in (F.max_pool1d, F.max_pool1d_with_indices, torch.max_pool1d)
+        },
         F.one_hot: _one_hot,
         **{f: functools.partial(_embedding, f) for f in (F.embedding, F.embedding_bag)},
         **{f: functools.partial(_nonzero, f) for f in _NONZERO},

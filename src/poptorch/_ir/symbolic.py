@@ -44,6 +44,11 @@ _ARITHMETIC = {
     operator.add, operator.sub, operator.mul, operator.floordiv, operator.truediv, operator.mod,
     operator.neg, operator.pow, torch.sym_float, torch.sym_int, torch.sym_max, torch.sym_min,
 }  # fmt: skip
+# Only torch's dispatcher in Python derives their shapes for symbolic sizes.
+_IN_PYTHON = {
+    aten.constant_pad_nd.default, aten.upsample_linear1d.default, aten.upsample_bilinear2d.default,
+    aten.upsample_bicubic2d.default, aten.upsample_trilinear3d.default, aten._unsafe_index.Tensor,
+}  # fmt: skip
 _END = 2**63 - 1  # of a slice without an end
 _READING = {aten.sym_size.int, aten.sym_stride.int, aten.sym_numel.default}
 
@@ -254,14 +259,14 @@ def _without_quotients(formula: Any) -> Any:
 @functools.cache
 def _mode_class() -> Any:
     class Mode(private.FakeTensorMode):  # type: ignore[misc]
-        """Derives shapes, also of padding by symbolic sizes.
+        """Derives shapes, also of padding by symbolic sizes and of interpolation.
 
         Torch does that with its dispatcher in Python alone, which is slower for all operators.
         """
 
         def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             dispatching = private.optional("enable_python_dispatcher")
-            if func is not aten.constant_pad_nd.default or dispatching is None:
+            if func not in _IN_PYTHON or dispatching is None:
                 return super().dispatch(func, types, args, kwargs or {})
             with dispatching():
                 return super().dispatch(func, types, args, kwargs or {})

@@ -393,6 +393,50 @@ def convolutional(function: Callable[..., Any]) -> nn.Module:
     return Having(function, **layers).eval()
 
 
+interpolate = nn.functional.interpolate
+RESAMPLED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "max_pool1d": nn.MaxPool1d(3, 2, padding=1),
+    "max_pool1d with indices": lambda x: nn.functional.max_pool1d(x, 2, return_indices=True)[0],
+    "nearest": lambda x: interpolate(x.unsqueeze(3), scale_factor=2.0),
+    "nearest, half as large": lambda x: interpolate(x.unsqueeze(3), scale_factor=(0.5, 1)),
+    "nearest, to a size": lambda x: interpolate(x.unsqueeze(3), size=(2 * x.shape[2], 3)),
+    "linear": lambda x: interpolate(x, scale_factor=2, mode="linear"),
+    "bilinear": lambda x: interpolate(x.unsqueeze(3), scale_factor=(3, 2), mode="bilinear"),
+    "with corners": lambda x: interpolate(x, scale_factor=2, mode="linear", align_corners=True),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", slow_but(RESAMPLED, "max_pool1d", "nearest"))
+def test_sizes_may_be_pooled_and_interpolated(name: str) -> None:
+    model = convolutional(lambda m, x: RESAMPLED[name](m.convolution(x)) * 2)
+    with compilations() as compiled:
+        executor = equal_to_eager(model, *((2, 4, length) for length in (12, 9, 20, 8)))
+
+    assert executor._session.sizes.reasons == {}
+    assert len(compiled) == 2
+
+
+@pytest.mark.larger("test_compiled_code_serves_all_sizes")
+@pytest.mark.parametrize("name", ["max_pool1d", "nearest", "bilinear"])
+def test_compiled_code_pools_and_interpolates_all_sizes(name: str) -> None:
+    model = convolutional(lambda m, x: RESAMPLED[name](m.convolution(x)) * 2)
+    executor = wrapped(model, backend="inductor")
+    for length in (12, 9, 20, 8):
+        x = normal(2, 4, length)
+        torch.testing.assert_close(executor(x), model(x).detach())
+
+    assert runs_compiled(executor)
+    assert executor._session.now.inputs.symbols
+
+
+def test_a_factor_that_is_not_exact_has_a_program_for_each_size() -> None:
+    model = of(lambda m, x: interpolate(x, scale_factor=1.3) * 2)
+    executor = equal_to_eager(model, *((2, length, 8) for length in (5, 9, 5)))
+
+    assert not executor._session.now.inputs.symbols
+
+
 @pytest.mark.parametrize("function", DERIVED.values(), ids=DERIVED)
 def test_sizes_may_be_differences_or_quotients_of_others(function: Callable[..., Any]) -> None:
     with compilations() as compiled:
@@ -723,6 +767,23 @@ class PerToken(Classifier):
         scores = self.head(self.layer(self.embedding(x)))
         each = labels[:, None].expand(x.shape)
         return scores, nn.functional.cross_entropy(scores.flatten(0, 1), each.flatten())
+
+
+class Resampled(Classifier):
+    """Pools the positions of a sequence, and interpolates between them."""
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        values = nn.functional.max_pool1d(self.layer(self.embedding(x)).mT, 2)
+        values = interpolate(values[..., None], scale_factor=2.0)
+        return nn.functional.cross_entropy(self.head(values.mean((2, 3))), labels)
+
+
+def test_training_pools_and_interpolates_all_sizes() -> None:
+    with compilations() as compiled:
+        _, found, expected = train(Resampled(), (2, 5), (2, 9), (2, 12), (2, 4))
+
+    assert len(compiled) == 2
+    torch.testing.assert_close(found, expected)
 
 
 PARTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
