@@ -316,6 +316,73 @@ def test_nothing_is_compiled_after_the_first_epoch(steps: int, tmp_path: Path) -
     assert counting.counts[0] == counting.counts[-1]
 
 
+@pytest.fixture(scope="module")
+def compiled_epochs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any, list[int]]:
+    """Three epochs of 40 lengths with compiled code, and of the plain Trainer.
+
+    Returns both trainers, and how many programs ours had compiled after each epoch.
+    """
+    folder, both = tmp_path_factory.mktemp("epochs"), list[Any]()
+    vocabulary = folder / "vocab.txt"
+    vocabulary.write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n")
+    collator = transformers.DataCollatorWithPadding(
+        transformers.BertTokenizerFast(vocab_file=str(vocabulary))
+    )
+    settings = {"per_device_train_batch_size": 8, "per_device_eval_batch_size": 16}
+    args = arguments(folder, num_train_epochs=3, **settings)
+    with compilations() as compiled:
+        counting = Counting(compiled)
+        for kind, changes in (
+            (Trainer, {"options": options("inductor"), "callbacks": [counting]}),
+            (PLAIN, {}),
+        ):
+            torch.manual_seed(0)
+            both.append(made(kind, of_forty_lengths(), args, data_collator=collator, **changes))
+            both[-1].train()
+    return both[0], both[1], counting.counts
+
+
+def of_forty_lengths() -> tuple[torch.nn.Module, Samples]:
+    config = BertConfig(
+        hidden_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=64,
+        vocab_size=50,
+        max_position_embeddings=64,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    )
+    draw = torch.Generator().manual_seed(0)
+    samples = []
+    for index in range(300):
+        length = int(torch.randint(17, 57, (), generator=draw))
+        tokens = torch.randint(5, 50, (length,), generator=draw).tolist()
+        samples.append({"input_ids": tokens, "attention_mask": [1] * length, "labels": index % 2})
+    return BertForSequenceClassification(config), samples
+
+
+@pytest.mark.full("compiles four programs, and trains 114 steps twice")
+@pytest.mark.parametrize("key", ["loss", "eval_loss"])
+def test_compiled_code_trains_and_evaluates_all_lengths_as_the_plain_trainer(
+    key: str, compiled_epochs: tuple[Any, Any, list[int]]
+) -> None:
+    ours, plain, _ = compiled_epochs
+
+    assert len(history(plain, key)) == {"loss": 114, "eval_loss": 3}[key]
+    assert history(ours, key) == pytest.approx(history(plain, key), rel=relative(32, 5))
+
+
+@pytest.mark.full("shares the runs of the test above")
+def test_compiled_code_is_complete_after_the_first_of_three_epochs(
+    compiled_epochs: tuple[Any, Any, list[int]],
+) -> None:
+    ours, _, counts = compiled_epochs
+
+    assert counts == [counts[0]] * 3
+    assert runs_compiled(ours._training)
+
+
 def test_one_program_for_all_lengths_trains_and_one_evaluates(tmp_path: Path) -> None:
     """Each has one more, for the length that it meets first."""
     args = arguments(tmp_path, per_device_train_batch_size=2, per_device_eval_batch_size=3)
