@@ -32,7 +32,7 @@ def filled(x: torch.Tensor, index: Any, value: float = -1.0) -> torch.Tensor:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("section", ["sequences", "losses", "masks"])
+@pytest.mark.parametrize("section", ["losses", "sequences", "masks"])
 def test_values_and_gradients_are_those_of_torch(section: str) -> None:
     function = together(section, "x, i, l, t, r, p, w", **globals())
 

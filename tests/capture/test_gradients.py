@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import poptorch
 from harden.parts import Reversed
+from helpers.cases import slow_but_the_first
 from helpers.wrapping import Having, agrees, normal, training, trains_alike
 from poptorch._capture import ModelTensor, micro_batch
 
@@ -186,7 +187,7 @@ def net(reach: str) -> Having:
 
 
 @pytest.mark.spec("supported_ops", 28)
-@pytest.mark.parametrize("reach", ["closure", "list", "dict"])
+@pytest.mark.parametrize("reach", slow_but_the_first(["closure", "list", "dict"]))
 def test_parameters_are_trained_wherever_forward_finds_them(reach: str) -> None:
     model = net(reach)
     trains_alike(model, A, B, eager=net("attributes"), accumulation=4)

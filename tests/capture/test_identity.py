@@ -242,7 +242,7 @@ def test_a_normed_recurrent_layer_iterates_as_often_as_in_eager_torch(name: str)
         made.recurrent = parametrizations.spectral_norm(nn.GRU(4, 3), name)
         return made
 
-    trains_alike(normed(), X, Y, eager=normed())
+    trains_alike(normed(), X[:2], Y[:2], eager=normed())
 
 
 def without_torch_functions(m: Having, x: torch.Tensor) -> torch.Tensor:

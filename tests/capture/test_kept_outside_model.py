@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import poptorch
+from helpers.cases import slow_but_the_first
 from helpers.wrapping import options
 from poptorch._base import private
 
@@ -66,7 +67,7 @@ def train(model: nn.Module, rows: int = 4) -> Any:
     return wrapped(torch.ones(rows, 5, 3))
 
 
-@pytest.fixture(params=[functools.cache, in_a_dict])
+@pytest.fixture(params=slow_but_the_first([functools.cache, in_a_dict]))
 def cache(request: pytest.FixtureRequest) -> Any:
     return request.param
 

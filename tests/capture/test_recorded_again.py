@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 import poptorch
 from helpers.captures import capture
+from helpers.cases import slow_but_the_first
 from helpers.wrapping import Having, normal
 from poptorch._capture import recorded_again
 
@@ -131,7 +132,7 @@ def described(function: Callable) -> list[str]:
     return lines
 
 
-@pytest.mark.parametrize("function", FUNCTIONS)
+@pytest.mark.parametrize("function", slow_but_the_first(FUNCTIONS))
 def test_graphs_are_those_that_torch_records(
     function: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -188,9 +189,10 @@ def test_torch_is_asked_once_for_pointwise_calls_on_several_shapes(
     assert asked.count(torch.ops.aten.mul.Tensor) == 2
 
 
-@pytest.mark.parametrize("function", [layers, several_shapes])
+@pytest.mark.parametrize("function", slow_but_the_first([layers, several_shapes]))
 @pytest.mark.parametrize(
-    "name", ["FakeTensor", "in_kernel_invocation_manager", "extract_tensor_metadata"]
+    "name",
+    slow_but_the_first(["FakeTensor", "in_kernel_invocation_manager", "extract_tensor_metadata"]),
 )
 def test_without_a_name_of_torch_graphs_are_those_that_torch_records(
     name: str, function: Callable, monkeypatch: pytest.MonkeyPatch

@@ -281,12 +281,19 @@ def test_flex_attention_is_captured_in_inference(function: Callable[..., Any]) -
     torch.testing.assert_close(got, masked_in_python(X))
 
 
+def doubled(x: torch.Tensor) -> torch.Tensor:
+    return torch.cond(x.sum() > 0, lambda a: a * 2, lambda a: a * 3, (x,))
+
+
+def counted_up(x: torch.Tensor) -> torch.Tensor:
+    return while_loop(lambda a: a.sum() < 100, lambda a: (a + 1,), (x,))[0]
+
+
 @pytest.mark.slow
-def test_eager_control_flow_works_after_a_capture_of_the_same_operators() -> None:
-    def forward(x: torch.Tensor) -> torch.Tensor:
-        doubled = torch.cond(x.sum() > 0, lambda a: a * 2, lambda a: a * 3, (x,))
-        return while_loop(lambda a: a.sum() < 100, lambda a: (a + 1,), (doubled,))[0]
+@pytest.mark.parametrize("function", [doubled, counted_up, lambda x: counted_up(doubled(x))])
+def test_eager_control_flow_works_after_a_capture_of_the_same_operators(
+    function: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
+    got = infer(function, X.abs())
 
-    got = infer(forward, X.abs())
-
-    torch.testing.assert_close(forward(X.abs()), got)
+    torch.testing.assert_close(function(X.abs()), got)

@@ -45,14 +45,17 @@ def sampled(model: Having, x: torch.Tensor) -> Any:
     return given.stddev, poptorch.identity_loss(loss, "none")
 
 
-RECURRENT = (nn.RNN, nn.GRU, nn.LSTM)
 MODELS = [
+    (packed, (3, 3, 3), {"layers": nn.ModuleList([nn.RNN(3, 4, batch_first=True)])}),
     (
         packed,
         (3, 3, 3),
         {
             "layers": nn.ModuleList(
-                kind(3, 4, batch_first=True, bidirectional=kind is nn.GRU) for kind in RECURRENT
+                [
+                    nn.GRU(3, 4, batch_first=True, bidirectional=True),
+                    nn.LSTM(3, 4, batch_first=True),
+                ]
             )
         },
     ),
@@ -288,9 +291,26 @@ def test_draws_are_the_same_one_after_another_and_side_by_side(
         assert side_by_side == (lanes != 1 and function is draws)
 
 
+def attention() -> nn.Module:
+    """Return self-attention with dropout of its weights and of its output."""
+
+    def forward(m: Having, x: torch.Tensor) -> torch.Tensor:
+        out, _ = m.attention(x, x, x, need_weights=False)
+        return F.dropout(out, 0.3, m.training)
+
+    return Having(forward, attention=nn.MultiheadAttention(8, 2, 0.1, batch_first=True))
+
+
+def encoder() -> nn.Module:
+    """Return a whole layer of an encoder, which has dropout in four places."""
+    return nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("lanes", [0, 1])
-def test_an_encoder_drops_the_same_elements_as_in_eager_torch(lanes: int) -> None:
+@pytest.mark.parametrize("layer, lanes", [(attention, 0), (encoder, 0), (encoder, 1)])
+def test_attention_drops_the_same_elements_as_in_eager_torch(
+    layer: Callable[[], nn.Module], lanes: int
+) -> None:
     """Attention returns samples in the second dimension of memory, so masks have that layout."""
 
     def forward(m: Having, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -299,7 +319,7 @@ def test_an_encoder_drops_the_same_elements_as_in_eager_torch(lanes: int) -> Non
 
     def make() -> Having:
         torch.manual_seed(0)
-        return Having(forward, layer=nn.TransformerEncoderLayer(8, 2, 16, batch_first=True))
+        return Having(forward, layer=layer())
 
     setup = Setup(accumulation=2, lanes=lanes, seed=SEED)
     x = torch.linspace(-1, 1, setup.rows * 40).sin().view(-1, 5, 8)

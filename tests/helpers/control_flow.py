@@ -60,25 +60,19 @@ def conditions_within_conditions(
 
 
 class Conditions(torch.nn.Module):
-    """Nested conditions that use a parameter, and one of several results.
-
-    ``captured`` lists the bodies of the latter that were run, in their order.
-    """
+    """Nested conditions that use a parameter, and one of several results."""
 
     def __init__(self) -> None:
         super().__init__()
         self.weight = torch.nn.Parameter(torch.tensor([3.0, -1.0]))
-        self.captured: list[str] = []
 
     def forward(
         self, x: torch.Tensor, y: torch.Tensor
     ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         def then(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            self.captured.append("then")
             return a + b, a - b
 
         def otherwise(a: torch.Tensor) -> list[torch.Tensor]:
-            self.captured.append("else")
             return [a * 10, poptorch.for_loop(3, lambda v: v * 2, [a])[0]]
 
         flag = (x > y).any()

@@ -32,8 +32,8 @@ def captured(function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> 
 FUNCTIONS = {
     "products": lambda w, x: (x @ w).relu() @ w.t(),
     "reshapes": lambda w, x: (x @ w).reshape(-1, 2).sum(1),
-    "attention": lambda w, x: torch.nn.functional.scaled_dot_product_attention(x, x @ w, x),
     "sizes as numbers": lambda w, x: (x @ w).sum(1) / x.shape[1] ** 0.5,
+    "attention": lambda w, x: torch.nn.functional.scaled_dot_product_attention(x, x @ w, x),
     "positions": lambda w, x: x @ w + torch.arange(x.shape[1])[:, None],
     "masks": lambda w, x: (x @ w @ x.mT).masked_fill(
         torch.ones(x.shape[1], x.shape[1]).triu(1).bool(), -1.0

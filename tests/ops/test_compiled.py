@@ -36,6 +36,7 @@ def alignment(a: torch.Tensor) -> torch.Tensor:
 
 # The functions that are compiled together, each with its input.
 SIDE_BY_SIDE: dict[str, list[tuple[Function, torch.Tensor]]] = {
+    "an exchange": [(exchanges.EXCHANGES["gather"][0], X)],
     "exchanges": [(exchanges.EXCHANGES[name][0], X) for name in ("gather", "strided", "to all")],
     "known operators": [(known, x) for known, _, x in known_operators.CASES.values()],
     "products and sums": [

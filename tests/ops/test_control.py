@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import poptorch
-from helpers.control_flow import Conditions, looping_model
+from helpers.control_flow import Conditions, looping_model, power_sums
 from helpers.wrapping import Calling, Scaled, agrees, graph_of, infer, options, training, unchecked
 
 
@@ -25,7 +25,7 @@ def test_a_loop_carries_its_values_from_iteration_to_iteration() -> None:
     """Five times doubled and shifted: 32 times the value, and 1 + 2 + 4 + 8 + 16 times the step."""
     y, step = torch.tensor([1.0, 2.0]), torch.tensor([0.5, -1.0])
 
-    _, ((value, count), same) = infer(looping_model(), torch.randn(4, 3), y.clone(), step)
+    (value, count), same = infer(power_sums, y.clone(), step)
 
     assert torch.equal(value, 32 * y + 31 * step)
     assert count.tolist() == [5, 5]
@@ -107,15 +107,22 @@ def drawn_in_a_loop(seed: int) -> torch.Tensor:
     return infer(forward, torch.zeros(4), opts=options().randomSeed(seed))
 
 
-@pytest.mark.spec("supported_ops", 29)
-def test_random_numbers_differ_from_iteration_to_iteration() -> None:
-    assert len(set(drawn_in_a_loop(seed=3).tolist())) == 4
+@pytest.fixture(scope="module")
+def drawn_with_seed_3() -> torch.Tensor:
+    return drawn_in_a_loop(seed=3)
 
 
 @pytest.mark.spec("supported_ops", 29)
-def test_random_numbers_in_a_loop_repeat_with_the_seed() -> None:
-    assert torch.equal(drawn_in_a_loop(seed=3), drawn_in_a_loop(seed=3))
-    assert not torch.equal(drawn_in_a_loop(seed=3), drawn_in_a_loop(seed=4))
+def test_random_numbers_differ_from_iteration_to_iteration(drawn_with_seed_3: torch.Tensor) -> None:
+    assert len(set(drawn_with_seed_3.tolist())) == 4
+
+
+@pytest.mark.spec("supported_ops", 29)
+@pytest.mark.parametrize("seed, equal", [(3, True), (4, False)])
+def test_random_numbers_in_a_loop_repeat_with_the_seed(
+    seed: int, equal: bool, drawn_with_seed_3: torch.Tensor
+) -> None:
+    assert torch.equal(drawn_in_a_loop(seed), drawn_with_seed_3) == equal
 
 
 def test_python_cannot_read_a_random_number_in_a_loop() -> None:
@@ -128,10 +135,27 @@ def test_python_cannot_read_a_random_number_in_a_loop() -> None:
         infer(forward, torch.zeros(4))
 
 
-@pytest.mark.slow
+def one_condition(x: torch.Tensor) -> list[torch.Tensor]:
+    return poptorch.cond(x.sum() > 0, lambda a: a * 2, [x], lambda a: a - 1, [x])
+
+
+@pytest.mark.spec("ops", 9, 10)
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_a_condition_decides_at_run_time(sign: float) -> None:
+    """A program captured with an input that takes one way takes the other, too."""
+    wrapped = poptorch.inferenceModel(Calling(one_condition), options())
+    wrapped.compile(torch.tensor([1.0, 1.25]))
+    x = sign * torch.tensor([1.0, 1.25])
+
+    (got,) = wrapped(x)
+
+    assert torch.equal(got, x * 2 if sign > 0 else x - 1)
+
+
+@pytest.mark.larger("test_a_condition_decides_at_run_time")
 @pytest.mark.spec("ops", 9, 10)
 @pytest.mark.parametrize("a, b", [(1.0, 1.0), (1.0, -1.0), (-0.5, 1.0), (-3.0, -1.0)])
-def test_conditions_decide_at_run_time(a: float, b: float) -> None:
+def test_nested_conditions_decide_at_run_time(a: float, b: float) -> None:
     """A program captured with inputs that take one way takes the others, too."""
     wrapped = poptorch.inferenceModel(Conditions(), options())
     wrapped.compile(torch.tensor([1.0, 1.25]), torch.tensor([1.0, 2.0]))
@@ -145,13 +169,25 @@ def test_conditions_decide_at_run_time(a: float, b: float) -> None:
 
 @pytest.mark.spec("ops", 9, 10)
 def test_both_bodies_of_a_condition_are_captured_once() -> None:
-    model = Conditions()
-    wrapped = poptorch.inferenceModel(model, options())
+    captured = []
+
+    def forward(x: torch.Tensor) -> list[torch.Tensor]:
+        def then(a: torch.Tensor) -> torch.Tensor:
+            captured.append("then")
+            return a * 2
+
+        def otherwise(a: torch.Tensor) -> torch.Tensor:
+            captured.append("else")
+            return a - 1
+
+        return poptorch.cond(x.sum() > 0, then, [x], otherwise, [x])
+
+    wrapped = poptorch.inferenceModel(Calling(forward), unchecked())
 
     for sign in (1.0, -1.0):
-        wrapped(torch.tensor([1.0, 1.25]), sign * torch.tensor([1.0, 2.0]))
+        wrapped(sign * torch.tensor([1.0, 1.25]))
 
-    assert sorted(model.captured) == ["else", "then"]
+    assert sorted(captured) == ["else", "then"]
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import poptorch
+from helpers.cases import slow_but_the_first
 from helpers.memory import peak_of_call
 from helpers.wrapping import (
     Calling,
@@ -89,7 +90,7 @@ def test_micro_batches_side_by_side_multiply_two_inputs() -> None:
     )
 
 
-@pytest.mark.parametrize("mode", [Mode.ReducingDim, Mode.OutputChannels])
+@pytest.mark.parametrize("mode", slow_but_the_first([Mode.ReducingDim, Mode.OutputChannels]))
 def test_eight_pieces_train_in_less_than_half_of_the_memory(mode: Mode) -> None:
     """The right operand is copied for every row of the batch: 64 times the memory of the weight."""
     x = normal(64, 1, 2, 128)

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import poptorch
+from helpers.cases import slow_but_the_first
 from helpers.wrapping import Graded, compilations, options
 from poptorch import optim
 
@@ -232,7 +233,7 @@ def test_a_model_stays_unwrapped_when_its_optimizer_is_refused(
 
 
 @pytest.mark.spec("optimizers", 12)
-@pytest.mark.parametrize("base", [optim.SGD, optim.LAMB])
+@pytest.mark.parametrize("base", slow_but_the_first([optim.SGD, optim.LAMB]))
 def test_one_warning_says_that_the_step_of_a_subclass_does_not_run(
     base: type[Optimizer], caplog: pytest.LogCaptureFixture
 ) -> None:

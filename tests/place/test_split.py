@@ -18,10 +18,15 @@ from poptorch._ir.plan import Staged, values_read, values_written
 from poptorch._ir.slots import Kind, Slot
 
 
-def staged(model: nn.Module, *inputs: torch.Tensor, opts: poptorch.Options) -> Staged:
-    plan = Captured(model, inputs, sgd).plan(opts)
+def planned(captured: Captured, opts: poptorch.Options) -> Staged:
+    """Return the staged form of a plan for some options."""
+    plan = captured.plan(opts)
     assert plan.staged is not None
     return plan.staged
+
+
+def staged(model: nn.Module, *inputs: torch.Tensor, opts: poptorch.Options) -> Staged:
+    return planned(Captured(model, inputs, sgd), opts)
 
 
 def keys(slots: Iterable[Slot]) -> set[str]:
@@ -194,24 +199,34 @@ def kept(found: Staged, stage: int) -> int:
     return sum(slots[key].numel for key in waiting)
 
 
-@pytest.mark.slow
-def test_pipelined_training_keeps_only_the_inputs_of_a_stage() -> None:
-    assert kept(staged(widening(), X, opts=options()), stage=1) == X.numel()
+@pytest.fixture(scope="module")
+def captured_widening() -> Captured:
+    """Return the three stages without dropout, captured once for plans of several options."""
+    return Captured(widening(), (X,), sgd)
 
 
 @pytest.mark.slow
-def test_pipelined_training_keeps_activations_without_recomputation() -> None:
+def test_pipelined_training_keeps_only_the_inputs_of_a_stage(captured_widening: Captured) -> None:
+    found = planned(captured_widening, options())
+
+    assert kept(found, stage=1) == X.numel()
+
+
+@pytest.mark.slow
+def test_pipelined_training_keeps_activations_without_recomputation(
+    captured_widening: Captured,
+) -> None:
     opts = options()
     opts._Popart.set("autoRecomputation", 0)
 
-    assert kept(staged(widening(), X, opts=opts), stage=1) > 100
+    assert kept(planned(captured_widening, opts), stage=1) > 100
 
 
 @pytest.mark.slow
-def test_sharded_training_keeps_activations() -> None:
+def test_sharded_training_keeps_activations(captured_widening: Captured) -> None:
     opts = options(poptorch.ShardedExecution())
 
-    assert kept(staged(widening(), X, opts=opts), stage=1) > 100
+    assert kept(planned(captured_widening, opts), stage=1) > 100
 
 
 def test_random_values_are_kept_and_not_drawn_again() -> None:
@@ -267,9 +282,7 @@ def clipping() -> Staged:
     def clipped(model: nn.Module) -> torch.optim.Optimizer:
         return poptorch.optim.Adam(model.parameters(), lr=0.01, max_grad_norm=1.0)
 
-    found = Captured(example.build(3), example.inputs(ROWS), clipped).plan(options()).staged
-    assert found is not None
-    return found
+    return planned(Captured(example.build(3), example.inputs(ROWS), clipped), options())
 
 
 def test_an_update_with_the_norm_of_all_gradients_has_three_rounds(clipping: Staged) -> None:
