@@ -1,9 +1,11 @@
 """One scan lists all that cannot be captured, with lines; what is decided once, at compilation."""
 
+import contextlib
 import inspect
+import io
 import linecache
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -44,10 +46,11 @@ def model_with_seven_constructs() -> Having:
     return Having(with_seven_constructs, layer=nn.Linear(3, 3), seen=torch.zeros(()))
 
 
-@pytest.fixture
-def findings(capsys: pytest.CaptureFixture[str]) -> Explanation:
+@pytest.fixture(scope="module")
+def findings() -> Explanation:
     """Return the findings for a model with seven constructs, without printing them."""
-    found = explained(model_with_seven_constructs(), torch.ones(2, 3))
+    with contextlib.redirect_stdout(io.StringIO()):
+        found = explained(model_with_seven_constructs(), torch.ones(2, 3))
     assert isinstance(found, Explanation)
     return found
 
@@ -117,6 +120,11 @@ def error_of(function: Callable[..., Any]) -> str:
     return str(caught.value)
 
 
+@pytest.fixture(scope="module")
+def error_of_three() -> str:
+    return error_of(three_unsupported)
+
+
 @pytest.mark.spec("supported_ops", 30)
 @pytest.mark.parametrize(
     "problem",
@@ -126,15 +134,18 @@ def error_of(function: Callable[..., Any]) -> str:
         ".item() needs a tensor's value",
     ],
 )
-def test_the_error_of_a_compilation_names_all_that_is_unsupported(problem: str) -> None:
-    assert problem in error_of(three_unsupported)
+def test_the_error_of_a_compilation_names_all_that_is_unsupported(
+    problem: str, error_of_three: str
+) -> None:
+    assert problem in error_of_three
 
 
 @pytest.mark.spec("supported_ops", 30)
-def test_the_error_of_a_compilation_shows_each_unsupported_line_once() -> None:
-    text = error_of(three_unsupported)
+def test_the_error_of_a_compilation_shows_each_unsupported_line_once(error_of_three: str) -> None:
+    comments = ("first", "second", "third")
 
-    shown = {comment: text.count(f"# {comment}") for comment in ("first", "second", "third")}
+    shown = {comment: error_of_three.count(f"# {comment}") for comment in comments}
+
     assert shown == {"first": 1, "second": 1, "third": 1}
 
 
@@ -222,24 +233,38 @@ def test_inference_of_a_layer_in_training_mode_drops_out() -> None:
     assert (infer(nn.Dropout(0.5), torch.ones(99)) == 0).any()
 
 
-@pytest.mark.spec("supported_ops", 7, 8)
-def test_in_training_a_part_in_evaluation_mode_is_evaluated() -> None:
+class AfterOneStep(NamedTuple):
+    """A model whose body is evaluated, after one training step, and the results of the step."""
+
+    model: Having
+    x: torch.Tensor
+    features: torch.Tensor
+    dropped: torch.Tensor
+
+
+@pytest.fixture(scope="module")
+def after_one_step() -> AfterOneStep:
     model, x = model_whose_body_is_evaluated(), normal(64, 4)
-
     features, dropped, _ = training(model, lr=0.0)(x)
-
-    torch.testing.assert_close(features, model.body(x).detach())
-    assert (dropped == 0).any()
+    return AfterOneStep(model, x, features, dropped)
 
 
 @pytest.mark.spec("supported_ops", 7, 8)
-def test_in_training_a_batch_norm_in_evaluation_mode_counts_nothing() -> None:
-    model = model_whose_body_is_evaluated()
+def test_in_training_a_part_in_evaluation_mode_is_evaluated(after_one_step: AfterOneStep) -> None:
+    expected = after_one_step.model.body(after_one_step.x).detach()
 
-    training(model, lr=0.0)(normal(64, 4))
+    torch.testing.assert_close(after_one_step.features, expected)
+    assert (after_one_step.dropped == 0).any()
 
-    assert model.body[1].num_batches_tracked == 0
-    assert not model.body[1].state_dict()["running_mean"].any()
+
+@pytest.mark.spec("supported_ops", 7, 8)
+def test_in_training_a_batch_norm_in_evaluation_mode_counts_nothing(
+    after_one_step: AfterOneStep,
+) -> None:
+    norm = after_one_step.model.body[1]
+
+    assert norm.num_batches_tracked == 0
+    assert not norm.state_dict()["running_mean"].any()
 
 
 @pytest.mark.spec("supported_ops", 7, 8)
