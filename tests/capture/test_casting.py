@@ -214,7 +214,7 @@ def mixing(model: Having) -> tuple[list[torch.Tensor], torch.Tensor]:
 @pytest.mark.slow
 @pytest.mark.spec("precision", 1)
 @pytest.mark.parametrize(
-    "names", [[*MIXED][::10], [*MIXED]], ids=["every tenth function", "all functions"]
+    "names", [[*MIXED][::15], [*MIXED]], ids=["every fifteenth function", "all functions"]
 )
 @pytest.mark.parametrize("trained, chosen", [(True, None), (False, FLOAT)])
 def test_mixed_operands_get_one_type(

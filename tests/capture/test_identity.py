@@ -235,11 +235,16 @@ def test_the_class_of_a_parameter_is_asked_about_torchs_functions(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["weight_ih_l0", "weight_hh_l0"])
-def test_a_normed_recurrent_layer_iterates_as_often_as_in_eager_torch(name: str) -> None:
+@pytest.mark.parametrize(
+    "layer, name",
+    [(nn.RNN, "weight_ih_l0"), (nn.GRU, "weight_ih_l0"), (nn.GRU, "weight_hh_l0")],
+)
+def test_a_normed_recurrent_layer_iterates_as_often_as_in_eager_torch(
+    layer: type[nn.RNNBase], name: str
+) -> None:
     def normed() -> Having:
         made = model(lambda m, x: m.recurrent(x.unsqueeze(1))[0][:, 0])
-        made.recurrent = parametrizations.spectral_norm(nn.GRU(4, 3), name)
+        made.recurrent = parametrizations.spectral_norm(layer(4, 3), name)
         return made
 
     trains_alike(normed(), X[:2], Y[:2], eager=normed())

@@ -119,7 +119,8 @@ def looped_and_conditional(
     model: Having, x: torch.Tensor, y: torch.Tensor, z: torch.Tensor
 ) -> tuple[Any, ...]:
     """Loops, conditions, and prints before, in and after a loop."""
-    return model.looped(z, x * 1, y), model.conditions(x, y), printing_loop(model, x[:1])
+    sums = control_flow.power_sums(x * 1, y)
+    return model.looped(z), sums, model.conditions(x, y), printing_loop(model, x[:1])
 
 
 @pytest.mark.larger("test_a_loop_prints_as_often_as_python_would")

@@ -295,8 +295,16 @@ def windows_at_the_turn(model: Having, x: torch.Tensor, index: torch.Tensor) -> 
     "function, step",
     [
         (rows_named_outside, lambda table, turn, a: a.sum(0) + table[[1, 0]]),
-        (columns_named_by_an_input, lambda table, turn, a: a.sum(0) + a[:, :, [1]]),
-        (windows_at_the_turn, lambda table, turn, a: a.sum(0) + table[turn : turn + 2]),
+        pytest.param(
+            columns_named_by_an_input,
+            lambda table, turn, a: a.sum(0) + a[:, :, [1]],
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            windows_at_the_turn,
+            lambda table, turn, a: a.sum(0) + table[turn : turn + 2],
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_lookups_next_to_a_collective_in_a_loop_run_side_by_side(

@@ -71,6 +71,6 @@ def test_dropout_between_layers_draws_the_same_numbers_side_by_side() -> None:
         torch.manual_seed(0)
         layer = nn.LSTM(3, 4, num_layers=2, dropout=0.5, batch_first=True)
         executor = training(Having(one_lstm, layer=layer), opts.lanes(lanes), lr=0.001)
-        return torch.stack([executor(torch.ones(8, 2, 3))[1] for _ in range(2)])
+        return torch.stack([executor(torch.ones(8, 1, 3))[1] for _ in range(2)])
 
     torch.testing.assert_close(losses(lanes=1), losses(lanes=0))

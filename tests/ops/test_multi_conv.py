@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import poptorch
+from helpers.cases import slow_but_the_first
 from helpers.wrapping import Having, agrees, options
 from poptorch import MultiConv, MultiConvPartialsType, MultiConvPlanType
 
@@ -79,10 +80,9 @@ def test_multi_conv_options_are_in_the_plan(group: MultiConv, expected: set[str]
 
 
 @pytest.mark.spec("ops", 24)
-@pytest.mark.parametrize("group, expected", WITH_OPTIONS.values(), ids=WITH_OPTIONS)
-def test_multi_conv_options_are_in_the_profile(
-    group: MultiConv, expected: set[str], tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("name", slow_but_the_first(WITH_OPTIONS))
+def test_multi_conv_options_are_in_the_profile(name: str, tmp_path: Path) -> None:
+    group, expected = WITH_OPTIONS[name]
     model = poptorch.inferenceModel(convs(group), options().enableProfiling(str(tmp_path)))
 
     model(X)
