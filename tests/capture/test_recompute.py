@@ -67,7 +67,7 @@ def test_peak_memory_falls_with_checkpoints() -> None:
     """The result of a norm, which is made with its mean and its deviation, can be one."""
 
     def peak(checkpoints: bool, kind: int) -> int:
-        model = Deep(behind=lambda x: F.layer_norm(x, (WIDTH,)), checkpoints=checkpoints, layers=5)
+        model = Deep(behind=lambda x: F.layer_norm(x, (WIDTH,)), checkpoints=checkpoints, layers=4)
         return peak_of_call(training(model, recomputing(kind)), X)
 
     whole = peak(True, 0)
