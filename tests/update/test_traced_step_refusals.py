@@ -62,6 +62,31 @@ def test_state_that_belongs_to_no_parameter_is_refused() -> None:
     )
 
 
+def test_a_matrix_that_the_step_creates_outside_of_the_state_is_refused() -> None:
+    class WithVelocity(StepByFunction):
+        @torch.no_grad()
+        def step(self, closure: Any = None) -> None:
+            weight = self.param_groups[0]["params"][0]
+            if not hasattr(self, "velocity"):
+                self.velocity = torch.zeros_like(weight)
+            weight.sub_(self.velocity.mul_(0.9).add_(weight.grad))
+
+    message = refused(lambda model: WithVelocity(model.parameters(), None))
+    assert "velocity, of shape (5, 6)" in message
+    assert "store the tensor in the state of a parameter" in message
+
+
+def test_state_of_a_frozen_parameter_is_refused() -> None:
+    class CountingAll(StepByFunction):
+        def step(self, closure: Any = None) -> None:
+            for parameter in self.param_groups[0]["params"]:
+                self.state[parameter]["count"] = 1
+
+    pair = Pair(lambda model: CountingAll(model.parameters(), None), kind=Frozen)
+    with pytest.raises(poptorch.Error, match="the state of a parameter that has no gradient"):
+        pair.step()
+
+
 @pytest.mark.parametrize("flag", ["capturable", "differentiable"])
 @pytest.mark.parametrize("kind", [T.Adam, T.NAdam], ids=lambda kind: kind.__name__)
 def test_a_flag_with_which_steps_in_eager_pytorch_fail_is_refused(

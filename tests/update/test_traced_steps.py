@@ -18,6 +18,7 @@ from helpers.traced_steps import (
     ROUNDINGS,
     ROWS,
     STEPS,
+    Frozen,
     Net,
     Pair,
     of,
@@ -28,6 +29,24 @@ from helpers.traced_steps import (
 from helpers.wrapping import options
 
 T = torch.optim
+
+
+class DividingByTrained(T.Optimizer):
+    """Divides the rate by the number of weights that are trained."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        weights = self.param_groups[0]["params"]
+        rate = 1 / sum(each.requires_grad for each in weights)
+        for each in weights:
+            if each.requires_grad:
+                each.sub_(each.grad, alpha=rate)
+
+
+def test_a_step_sees_which_parameters_are_frozen() -> None:
+    pair = Pair(lambda model: DividingByTrained(model.parameters(), {}), kind=Frozen)
+    pair.steps(2)
+    pair.assert_alike()
 
 
 @pytest.mark.slow

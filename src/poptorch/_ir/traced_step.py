@@ -56,6 +56,7 @@ class TracedParam:
     name: str | None = None  # in the user's group, if the optimizer got named parameters
     is_contiguous: bool = True  # whether the user's tensor is, as all weights of a program are
     is_part: bool = False  # whether the user's tensor is a part of a larger one in memory
+    requires_grad: bool = True  # whether the user's tensor does
 
 
 @dataclass(frozen=True)

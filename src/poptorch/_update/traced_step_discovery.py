@@ -8,6 +8,7 @@ differs from later ones. Numbers that decide what the step does become constants
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -42,7 +43,7 @@ from .python_functions import numbers_functions
 from .repeated_operators import Repeats
 from .step_value_reads import Restart, ValueNeeded
 from .step_values import is_number, is_whole
-from .traced_step_run import StepRun, StepTensors
+from .traced_step_run import StepRun, StepTensors, several_elements
 from .value_branches import COMMON, Choices, StepResults
 from .value_origins import HYPER, NUMBER, WEIGHT, Identifier
 
@@ -497,6 +498,8 @@ class _Discovery:
 
     def _slot(self, owner: str, leaf: Leaf) -> Slot:
         if owner not in self.params:
+            if math.prod(leaf.shape) != 1:
+                raise several_elements(leaf)
             kind, _, index = owner.partition(".")
             name = leaf.name if kind == "group" else f"own.{leaf.name}"
             return slots.kept_number(name, int(index), leaf.dtype)

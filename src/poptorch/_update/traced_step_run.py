@@ -79,6 +79,14 @@ def _shared(place: StatePlace, root: StatePlace, is_separate: bool) -> Error:
     )
 
 
+def several_elements(leaf: Leaf) -> Error:
+    return Error(
+        "The optimizer has a tensor with several elements that is not the state of a parameter",
+        got=f"{leaf.name}, of shape {leaf.shape}",
+        fix="store the tensor in the state of a parameter: optimizer.state[parameter]",
+    )
+
+
 class _Entry(dict[Any, Any]):
     """The state of a weight that its first step fills. It records what the step stores."""
 
@@ -242,14 +250,7 @@ class StepRun:
             return value if known is None else known
         number = self._own.numbers.get(place)
         if number is None:
-            raise Error(
-                (
-                    "The optimizer has a tensor with several elements that is not the state of a "
-                    "parameter"
-                ),
-                got=f"{name}, of shape {value.shape}",
-                fix="store the tensor in the state of a parameter: optimizer.state[parameter]",
-            )
+            raise several_elements(value)
         if not value.number:
             return torch.full(value.shape, number, dtype=value.dtype)
         return int(number) if value.number == "int" else number
@@ -258,7 +259,7 @@ class StepRun:
         value = self._inputs.weights.get(param.path) if param.path else None
         if value is None:
             value = torch.empty(param.shape, dtype=param.dtype)
-        made = _as_parameter(value)
+        made = _as_parameter(value, param.requires_grad)
         made.__dict__.update(
             {k: v for k, v in param.attributes.items() if not isinstance(v, Tensor)}
         )
@@ -328,7 +329,16 @@ class StepRun:
 
     def _new_entry(self, key: Any) -> dict[Any, Any]:
         path = self._paths.get(id(key)) if isinstance(key, Tensor) else None
-        if not path:
+        if path == "":
+            raise Error(
+                "The optimizer's step uses the state of a parameter that has no gradient",
+                got=f"a frozen parameter of shape {tuple(key.shape)}",
+                fix=(
+                    "pass only parameters to the optimizer that the model trains",
+                    "or skip parameters in step: if parameter.grad is None: continue",
+                ),
+            )
+        if path is None:
             raise Error(
                 "The optimizer has state that is not the state of a parameter",
                 got=f"optimizer.state[{key!r}]" if not isinstance(key, Tensor) else "a tensor",
@@ -361,15 +371,14 @@ class StepRun:
             return views_among(tensors)
 
 
-def _as_parameter(value: Tensor) -> Tensor:
+def _as_parameter(value: Tensor, requires_grad: bool) -> Tensor:
     """Return a parameter. Torch makes one of a tensor without values by detaching it, which takes
     a third of a millisecond, and by marking the result.
     """
-    trains = value.is_floating_point() or value.is_complex()
     if type(value) is Tensor:
-        return nn.Parameter(value, requires_grad=trains)
+        return nn.Parameter(value, requires_grad=requires_grad)
     value._is_param = True
-    return value.requires_grad_(trains)
+    return value.requires_grad_(requires_grad)
 
 
 @contextlib.contextmanager

@@ -164,6 +164,7 @@ def _param(parameter: Any, path: str, name: str | None) -> TracedParam:
         name,
         parameter.is_contiguous(),
         unwatched(_is_part, parameter),
+        parameter.requires_grad,
     )
 
 
