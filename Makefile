@@ -1,7 +1,7 @@
 # Every target makes a virtual environment first; nothing else needs to be set up.
 #   make demo                  train and evaluate FashionMNIST, native PyTorch and poptorch side by side
 #   make demo-processes        the same training in two processes that work together
-#   make test                  the tests: up to two cases of each, or one where they are slow
+#   make test                  the tests: the first case of each
 #   make test-full             lint, types, make test, then all further cases, and larger tests
 #   make test-capabilities     the tests of numbers, with each set of instructions of this processor
 #   make test-long             what takes long: sweeps, hard use, kills, jobs, sites; before a release

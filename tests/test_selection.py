@@ -2,7 +2,7 @@
 
 import itertools
 
-from helpers.selection import SEVERAL, Case, is_in
+from helpers.selection import Case, is_in
 
 MARKED = [Case("", slow, full) for slow, full in itertools.product([False, True], repeat=2)]
 # Tests of one to four cases, with the marks in every order.
@@ -31,14 +31,8 @@ def test_make_test_full_runs_every_case_once() -> None:
     assert [one + other for one, other in zip(short, rest, strict=True)] == [1] * len(CASES)
 
 
-def test_make_test_runs_several_cases_of_a_quick_test() -> None:
-    cases = [Case("quick")] * (SEVERAL + 2)
-
-    assert is_in("short", cases) == [True] * SEVERAL + [False] * 2
-
-
-def test_make_test_runs_one_case_of_a_slow_test() -> None:
-    assert is_in("short", [Case("slow", slow=True)] * 3) == [True, False, False]
+def test_make_test_runs_the_first_case_of_a_test() -> None:
+    assert is_in("short", [Case("several")] * 3) == [True, False, False]
 
 
 def test_make_test_runs_no_case_of_a_test_that_is_left_to_make_test_full() -> None:

@@ -20,15 +20,12 @@ def few(cases: Any, *kept: Any) -> Any:
 
 
 def slow_but(cases: Iterable[Any], *kept: Any) -> list[Any]:
-    """Return all cases; ``make test`` runs up to three of those that are kept.
-
-    ``make test-full`` runs the others.
-    """
+    """Return all cases, those that are not kept marked slow."""
     return [case if case in kept else pytest.param(case, marks=pytest.mark.slow) for case in cases]
 
 
 def slow_but_the_first(cases: Iterable[Any]) -> list[Any]:
-    """Return all cases, of which ``make test`` runs the first and ``make test-full`` the others."""
+    """Return all cases, all but the first marked slow."""
     first, *others = cases
     return [first, *(pytest.param(each, marks=pytest.mark.slow) for each in others)]
 
@@ -36,8 +33,7 @@ def slow_but_the_first(cases: Iterable[Any]) -> list[Any]:
 def every_pair(left: Mapping[str, Any], right: Mapping[str, Any]) -> list[Any]:
     """Return every pair of a value of the left and one of the right, named after both.
 
-    ``make test`` runs up to three of as many pairs as it takes for each value to occur, ``make
-    test-full`` the others.
+    Pairs beyond those that it takes for each value to occur are marked slow.
     """
     one_of_each = zip(itertools.cycle(left), itertools.cycle(right), strict=False)
     few = {*itertools.islice(one_of_each, max(len(left), len(right)))}

@@ -1,7 +1,8 @@
 """Which cases of a test a run takes: ``pytest --cases`` with the name of a part.
 
-``make test`` runs the part ``short``, ``make test-full`` afterwards the part ``rest``, which is
-everything else, so that no case is in neither. ``make check`` runs the part ``quick``.
+``make test`` runs the part ``short``, which is the first case of each test. ``make test-full`` also
+runs the part ``rest``, which is everything else, so that no case is in neither. ``make check`` runs
+the part ``quick``.
 """
 
 import collections
@@ -9,8 +10,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 PARTS = "quick", "short", "rest"
-SEVERAL = 2
-"""How many cases of a test ``make test`` runs at most; of one that is slow it runs the first."""
 
 
 class Case(NamedTuple):
@@ -30,8 +29,7 @@ def is_in(part: str, cases: Sequence[Case]) -> list[bool]:
     for case in cases:
         first = seen[case.test] == 0
         quick = first and not (case.slow or case.full)
-        few = first or (not case.slow and seen[case.test] < SEVERAL)
-        short = few and not case.full
+        short = first and not case.full
         seen[case.test] += short
         answers.append({"quick": quick, "short": short, "rest": not short}[part])
     return answers
