@@ -414,6 +414,7 @@ def everything(m: Having, x: torch.Tensor, i: torch.Tensor) -> dict[str, torch.T
     }
 
 
+@pytest.mark.larger("test_the_faster_runtime_stays_and_the_plan_names_it")
 def test_results_of_all_kinds_are_those_of_eager_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
     favouring(monkeypatch, ALWAYS)
     model, inputs = Having(everything, layer=nn.Linear(6, 5)).eval(), (normal(4, 6), LAST)
@@ -433,7 +434,7 @@ def test_results_of_all_kinds_are_those_of_eager_pytorch(monkeypatch: pytest.Mon
     assert own.isdisjoint(value.data_ptr() for value in (*second.values(), *inputs))
 
 
-@pytest.mark.larger("test_results_of_all_kinds_are_those_of_eager_pytorch")
+@pytest.mark.larger("test_the_faster_runtime_stays_and_the_plan_names_it")
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_types_agree_within_their_rounding(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch

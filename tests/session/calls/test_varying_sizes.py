@@ -146,7 +146,7 @@ def test_an_assumption_of_the_compiler_is_a_condition_of_its_code(built: list[st
     assert executor._session.now.inputs.symbols
 
 
-@pytest.mark.slow
+@pytest.mark.larger("test_compiled_code_serves_all_sizes")
 def test_stored_code_keeps_its_conditions(built: list[str]) -> None:
     lengths_served(wrapped(Summing().eval(), backend="inductor"), 5, 9, 5000)
     before = len(built)
