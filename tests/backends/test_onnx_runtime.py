@@ -120,6 +120,16 @@ def test_results_have_types_that_numpy_does_not_know() -> None:
     assert torch.equal(result, x.to(torch.bfloat16))
 
 
+@pytest.mark.parametrize("name", ["sum", "cumsum", "amax"])
+def test_results_in_half_precision_keep_their_type(name: str) -> None:
+    executor = compiled(Having(lambda m, x: getattr(x, name)(1)), "onnxruntime")
+    x = normal(3, 4).half()
+
+    result = executor(x)
+
+    torch.testing.assert_close(result, getattr(x, name)(1), rtol=2e-3, atol=2e-3)
+
+
 def test_inputs_that_require_gradients_leave_no_gradient_behind() -> None:
     executor = compiled(nn.Linear(4, 3).eval(), "onnxruntime")
     x = normal(2, 4)

@@ -140,6 +140,8 @@ def test_containers_with_unusual_constructors(
             [np.arange(2), 5.0],
             "Value mismatch for x[1]: expected nan but got 5.0",
         ),
+        (0.0, -0.0, "Value mismatch for x: expected 0.0 but got -0.0"),
+        (1j, complex(-0.0, 1), "Value mismatch for x: expected 1j but got (-0+1j)"),
     ],
 )
 def test_the_first_difference_names_its_kind_and_place(

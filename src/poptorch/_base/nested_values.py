@@ -12,7 +12,6 @@ import dataclasses
 import functools
 import gc
 import importlib
-import math
 import operator
 import sys
 import types
@@ -293,8 +292,8 @@ def _keys_detail(expected: tuple[Any, ...], got: tuple[Any, ...]) -> str:
 def same_constant(expected: Any, got: Any) -> bool:
     if expected is got:
         return True
-    if isinstance(expected, float) and isinstance(got, float) and math.isnan(expected):
-        return math.isnan(got)
+    if isinstance(expected, (float, complex)):  # -0.0 == 0.0 and NaN != NaN, but not as texts
+        return repr(expected) == repr(got)
     differs = expected != got
     try:
         return not differs

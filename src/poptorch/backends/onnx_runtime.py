@@ -30,7 +30,7 @@ from .._ir.plan import Plan, Report
 from .._ir.program import State
 from .._ir.slots import Kind
 from .driver import LoopExecutable, program_report
-from .prepare import accept_strides, without_writes, written
+from .prepare import accept_strides, copy_half_results, without_writes, written
 from .process_settings import P, R, alone
 from .protocol import Code, Compiled, Executable, Progress
 from .thread_count import Threads
@@ -115,6 +115,7 @@ def _exported(graph: Graph) -> bytes:
     import onnx
 
     module, _ = without_writes(graph)
+    copy_half_results(module)
     names = [slot.key for slot in graph.inputs]
     with _without_advice():
         program = torch.export.export(accept_strides(module), tuple(graph.examples()), strict=False)

@@ -92,6 +92,20 @@ def view(tensor: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
         return tensor.reshape(size)
 
 
+def copy_half_results(module: fx.GraphModule) -> None:
+    """Copy results in half precision. Otherwise torch's ONNX exporter returns sums and the like in
+    float32, the type in which it computes them.
+    """
+    output = module.graph.output_node()
+
+    def copied(node: fx.Node) -> fx.Node:
+        is_half = node.meta["val"].dtype in (torch.float16, torch.bfloat16)
+        return _copy_before(module.graph, node, output) if is_half else node
+
+    output.args = fx.node.map_arg(output.args, copied)
+    module.recompile()
+
+
 def _copy_before(graph: fx.Graph, node: fx.Node, before: fx.Node) -> fx.Node:
     with graph.inserting_before(before):
         copied = graph.call_function(aten.clone.default, (node,))
