@@ -147,6 +147,18 @@ def stored_shapes(function: Any) -> list[tuple[int, ...]]:
     return [tuple(node.meta["val"].shape) for node in stored]
 
 
+def test_values_that_differ_only_in_the_sign_of_zero_are_both_computed() -> None:
+    def signs(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (x * 0.0).signbit(), (x * -0.0).signbit()
+
+    x = torch.tensor([1.0, -1.0])
+    module = make_fx(signs)(x)
+
+    lowered = lower(module, [], [x], {}, {})
+
+    same(lowered(x), signs(x))
+
+
 def test_an_expensive_value_that_is_scaled_by_its_norm_is_stored() -> None:
     assert stored_shapes(scaled_by_its_norm) == [(64, 8)]
 

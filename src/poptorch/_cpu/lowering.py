@@ -52,13 +52,36 @@ def lower(
         function = torch.func.functionalize(lambda *a: replay.run(*a), remove="mutations")
         lowered: fx.GraphModule = private.traced(function, inputs, decompositions)
     lowered.graph.eliminate_dead_code()
-    without_repeats = private.optional("fx_graph_cse")
-    if without_repeats is not None:
-        lowered = graph_module(lowered, without_repeats(lowered.graph))
+    lowered = graph_module(lowered, _without_repeats(lowered.graph))
     _store_before_spreading(lowered.graph)
     _store_before_scaling(lowered.graph)
     write_last(lowered, places)
     return lowered
+
+
+_MINUS_ZERO = object()
+
+
+def _without_repeats(graph: fx.Graph) -> fx.Graph:
+    """Return a graph that computes equal values once.
+
+    Torch compares arguments with ``==``, so it would also merge operators of 0.0 and -0.0.
+    """
+    without_repeats = private.optional("fx_graph_cse")
+    if without_repeats is None:
+        return graph
+    _replace_arguments(
+        graph, lambda a: _MINUS_ZERO if isinstance(a, float) and repr(a) == "-0.0" else a
+    )
+    graph = without_repeats(graph)
+    _replace_arguments(graph, lambda a: -0.0 if a is _MINUS_ZERO else a)
+    return graph
+
+
+def _replace_arguments(graph: fx.Graph, function: Callable[[Any], Any]) -> None:
+    for node in graph.nodes:
+        if node.op == "call_function":
+            node.args, node.kwargs = map_aggregate((node.args, node.kwargs), function)
 
 
 _SUMS = {aten.sum.default, aten.sum.dim_IntList}
