@@ -303,8 +303,8 @@ torch._inductor.codegen.cpp_wrapper_cpu: CppWrapperCpu._write_entry_point_signat
 torch._inductor.compile_fx: compile_fx_inner
 torch._inductor.config: _pre_fusion_custom_pass cpp.vec_isa_ok cpp_cache_precompile_headers
 torch._inductor.config: cpp_wrapper cpp_wrapper_build_separate fallback_random fx_graph_cache
-torch._inductor.config: layout_optimization post_grad_custom_post_pass reorder_for_locality
-torch._inductor.config: reorder_for_peak_memory size_asserts
+torch._inductor.config: emulate_precision_casts layout_optimization post_grad_custom_post_pass
+torch._inductor.config: reorder_for_locality reorder_for_peak_memory size_asserts
 torch._inductor.cpp_builder: _get_torch_related_args
 torch._inductor.cpu_vec_isa: VecISA.check_build
 torch._inductor.decomposition: select_decomp_table

@@ -24,6 +24,7 @@ from .compiled_code import code_of, code_with, entry_of
 from .convolutions import Convolutions
 from .corrections import CORRECTIONS
 from .digamma import digamma
+from .half_roundings import rounds_to_half
 from .in_place_writes import keep_dependencies, place_writes
 from .kernels import Kernel, Kernels, decompositions
 from .lowering import fakes, lower
@@ -278,6 +279,7 @@ def _compile(
         **({} if plain else compile_speedups.settings()),
         # packed weights have no strides
         **({"size_asserts": False} if is_packed(module.graph) else {}),
+        "emulate_precision_casts": rounds_to_half(module.graph),
         "cpp_wrapper": cpp_wrapper,
         "fx_graph_cache": False,  # what is one library is cached elsewhere
         "post_grad_custom_post_pass": place_writes if plain else _rewrite,

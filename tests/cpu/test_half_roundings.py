@@ -1,0 +1,34 @@
+"""Compiled code rounds where a program converts to half precision and back."""
+
+import pytest
+import torch
+
+from helpers.compiled_graphs import Tensors, check, graph
+from poptorch._cpu.half_roundings import rounds_to_half
+
+HALVES = pytest.mark.parametrize("half", [torch.bfloat16, torch.float16], ids=str)
+
+
+@HALVES
+def test_what_rounding_removes_is_computed_by_compiled_code(half: torch.dtype) -> None:
+    def removed(x: torch.Tensor) -> tuple[Tensors, Tensors]:
+        return [x - x.to(half).float()], []
+
+    check(removed, [torch.randn(64)])
+
+
+@HALVES
+def test_a_rounded_value_may_change_its_shape_before_it_is_used(half: torch.dtype) -> None:
+    def transposed(x: torch.Tensor) -> tuple[Tensors, Tensors]:
+        return [x.to(half).t().reshape(2, 6).float()], []
+
+    module, _ = graph(transposed, [torch.randn(3, 4)])
+    assert rounds_to_half(module.graph)
+
+
+def test_a_product_in_half_precision_is_no_rounding_of_its_operands() -> None:
+    def product(x: torch.Tensor, w: torch.Tensor) -> tuple[Tensors, Tensors]:
+        return [(x.bfloat16() @ w.bfloat16()).float()], []
+
+    module, _ = graph(product, [torch.randn(3, 4), torch.randn(4, 2)])
+    assert not rounds_to_half(module.graph)
