@@ -86,6 +86,7 @@ SHOWN = {
     "gradients of several backward calls add up": "update/test_algorithms.py::test_eight_micro_batches_of_four_equal_one_of_32",
     "`DataLoader(drop_last=False)` is the default": "test_dataloader.py::test_every_mode_yields_the_same_again_and_again",
     "a loss is a number": "session/calls/test_outputs.py::test_results_have_the_shape_and_the_contents_of_their_output_mode",
+    "an argument that `forward` changes in place may share memory with another one": "session/calls/test_arguments.py::test_an_input_that_forward_changes_may_not_share_memory_with_another_one",
     "Python in `forward` runs at every call": "capture/test_explain.py::test_python_in_forward_and_hooks_runs_at_capture_only",
     "a replaced or parametrized layer, another `forward`, number format, `requires_grad` or block takes effect at the next call": "session/test_host_changes.py::test_one_message_lists_all_changes_once",
     "hooks that you add to optimizers, parameters or layers later take effect": "session/test_host_changes.py::test_a_warning_names_hooks_that_an_optimizer_gets_later",

@@ -15,7 +15,7 @@ from .._ir.tensors import Tensors
 from .._residency import Event
 from ..backends.protocol import Compiled, finder_of_shortcuts, unsuitable
 from . import injected_faults
-from .calls import Arguments, return_inputs
+from .calls import Arguments, refuse_shared_memory, return_inputs
 from .optimizer import SessionOptimizer
 from .programs import Model, Specialization
 from .random import Randomness
@@ -95,6 +95,8 @@ class BoundCall:
         batch = program.synthetic or batch
         checks = None if optimizer is None else optimizer.change_checks
         weights.periodic_checks.run(program.change_checks, checks)
+        if program.changed_inputs and program.synthetic is None:
+            refuse_shared_memory(program.changed_inputs, given, program.inputs.bound.paths)
         if self._has_ranges:
             program.indices.check(batch, state)
         if weights.written is not None:

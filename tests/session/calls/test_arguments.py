@@ -213,3 +213,45 @@ def test_forward_runs_on_the_ipu_and_its_caller_does_not() -> None:
 
     assert seen == [True]
     assert not poptorch.isRunningOnIpu()
+
+
+def multiplied_after_a_change(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    x.add_(1)
+    return x * y
+
+
+ROWS = torch.arange(6.0)
+# Pairs of tensors that use the same memory at least in parts.
+SHARED: dict[str, Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]] = {
+    "one tensor": lambda rows: (rows, rows),
+    "two views": lambda rows: (rows[:4], rows[2:]),
+}
+
+
+@pytest.mark.parametrize("pair", SHARED.values(), ids=SHARED)
+def test_an_input_that_forward_changes_may_not_share_memory_with_another_one(
+    pair: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]],
+) -> None:
+    model = inference(multiplied_after_a_change)
+    rows = ROWS.clone()
+
+    with pytest.raises(poptorch.Error, match="shares memory with another"):
+        model(*pair(rows))
+
+    assert torch.equal(rows, ROWS)
+
+
+def test_an_input_that_forward_changes_may_be_another_part_of_one_tensor() -> None:
+    model = inference(multiplied_after_a_change)
+    rows, expected = ROWS.clone(), ROWS.clone()
+
+    result = model(rows[:3], rows[3:])
+
+    assert torch.equal(result, multiplied_after_a_change(expected[:3], expected[3:]))
+    assert torch.equal(rows, expected)
+
+
+def test_inputs_that_forward_only_reads_may_be_one_tensor() -> None:
+    model = inference(lambda x, y: x * y)
+
+    assert torch.equal(model(ROWS, ROWS), ROWS * ROWS)

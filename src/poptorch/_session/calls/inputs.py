@@ -465,6 +465,42 @@ def _check_batch(path: str, tensor: torch.Tensor, loops: Loops) -> None:
         raise error
 
 
+def refuse_shared_memory(
+    changed: Sequence[int], given: Sequence[torch.Tensor], paths: Sequence[str]
+) -> None:
+    """Refuse tensors that share memory with an input that forward changes in place.
+
+    In eager PyTorch such a change is seen by all of them. A program reads its inputs in any order.
+
+    Args:
+        changed: the numbers of the inputs that forward changes.
+    """
+    for at in changed:
+        for other, tensor in enumerate(given):
+            if other != at and _overlap(given[at], tensor):
+                raise Error(
+                    "An input that forward changes shares memory with another input",
+                    got=f"forward changes {paths[at]} in place, which shares memory with "
+                    f"{paths[other]}",
+                    fix=(
+                        f"pass a copy of {paths[other]}: {paths[other]}.clone()",
+                        f"or change a copy in forward: {paths[at]} = {paths[at]}.clone()",
+                    ),
+                )
+
+
+def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if one.untyped_storage().data_ptr() != other.untyped_storage().data_ptr():
+        return False
+    (start, end), (first, last) = map(_bytes_of, (one, other))
+    return start < last and first < end
+
+
+def _bytes_of(tensor: torch.Tensor) -> tuple[int, int]:
+    """Return which bytes of its storage a tensor uses, from and to."""
+    return tensor.storage_offset() * tensor.element_size(), _needed(tensor)
+
+
 def return_inputs(
     changed: Sequence[int], given: Sequence[torch.Tensor], batch: Sequence[torch.Tensor]
 ) -> None:
