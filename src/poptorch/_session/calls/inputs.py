@@ -498,7 +498,7 @@ def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 def _bytes_of(tensor: torch.Tensor) -> tuple[int, int]:
     """Return which bytes of its storage a tensor uses, from and to."""
-    return tensor.storage_offset() * tensor.element_size(), _needed(tensor)
+    return int(tensor.storage_offset()) * tensor.element_size(), _needed(tensor)
 
 
 def return_inputs(
