@@ -127,7 +127,8 @@ def test_a_curve_starts_from_calls_that_are_measured(script: Script, capsys: Pri
     expected = "measured here (the median of 8); 512 B of gradients per update; a link with "
     assert title.endswith(f"{expected}1 ms and 1 Gb/s (nothing was run)")
     assert re.search("4.24 ms .*latency +2.12 ms +4.24 ms +twice the accumulation [0-9.]+%", two)
-    assert re.match("64 +267 ms +267 ms +[0-9.]+% +latency +12.7 ms +59.4 ms", many)
+    # The first time includes the measured call, which may take a millisecond on a busy machine.
+    assert re.match("64 +[0-9]+ ms +267 ms +[0-9.]+% +latency +12.7 ms +59.4 ms", many)
 
 
 @pytest.mark.slow
