@@ -1,4 +1,5 @@
-"""Decide of which large weights each process updates a part: the optimizer state is sharded.
+"""Decide which large weights are divided. Each process updates a part, and the optimizer state is
+sharded.
 
 Source: PopTorch user guide, "Options" (replicated tensor sharding); Rajbhandari et al., "ZeRO:
 Memory Optimizations Toward Training Trillion Parameter Models", stage 1.

@@ -1,4 +1,4 @@
-"""Track regions of host memory of which devices have copies, and which copy is newest.
+"""Track the regions of host memory that devices have copied, and which copy is newest.
 
 If models share tensors, their copies belong to the same cells. When values are copied from one
 device to the host, they are newer than the copies of all others, so no code needs to know which

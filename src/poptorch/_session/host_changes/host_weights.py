@@ -1,6 +1,4 @@
-"""Check whether weights and buffers of the user's module have changed, of which the device has
-copies.
-"""
+"""Check whether the user's weights and buffers have changed since the device copied them."""
 
 from __future__ import annotations
 
