@@ -1,4 +1,4 @@
-"""A graph is compiled also if what only saves time fails."""
+"""A graph is compiled also if what only saves time fails, and where tests run automatically."""
 
 from pathlib import Path
 
@@ -43,3 +43,20 @@ def test_code_is_compiled_without_a_shortcut_that_fails(monkeypatch: pytest.Monk
     torch.testing.assert_close(found, net(x))
     assert model._executable.report().backend == "inductor"
     assert len(attempts) == 1
+
+
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
+@pytest.mark.usefixtures("in_this_process")
+def test_code_is_compiled_in_continuous_integration(
+    mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torch's compiler has no code for this interpolation, and calls eager's kernel."""
+    monkeypatch.setenv("CI", "true")
+    net = torch.nn.Upsample(scale_factor=1.5, mode=mode)
+    model = poptorch.inferenceModel(net, options().backend("optimise"))
+    x = normal(1, 2, 4, 6)
+
+    found = model(x)
+
+    torch.testing.assert_close(found, net(x))
+    assert model._executable.report().backend == "inductor"
