@@ -417,6 +417,45 @@ def test_a_warning_lists_changes_between_wrapping_for_inference_and_compilation(
         assert message in caplog.text
 
 
+# Values that are equal for Python, and with which a model may compute something else.
+EQUAL: dict[str, tuple[Any, Any, str]] = {
+    "the sign of zero": (0.0, -0.0, "was 0.0 and is -0.0"),
+    "an integer and a number": (2, 2.0, "was 2 and is 2.0"),
+    "a number and a flag": (1, True, "was 1 and is True"),
+    "in a list": ([1.0, 0.0], [1.0, -0.0], r"was [1.0, 0.0] and is [1.0, -0.0]"),
+    "in a dictionary": ({"scale": 0.0}, {"scale": -0.0}, "was {'scale': 0.0} and is {'scale': -0."),
+}
+
+
+@pytest.mark.parametrize(("before", "after", "message"), EQUAL.values(), ids=EQUAL)
+def test_a_warning_names_an_attribute_whose_new_value_is_equal_but_not_the_same(
+    before: Any, after: Any, message: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = Holds().eval()
+    model.number = before
+    executor = inference(model)
+    run(executor)
+
+    model.number = after
+    run(executor)
+
+    assert f"Holds.number {message}" in caplog.text
+
+
+def test_an_attribute_that_is_not_a_number_and_stays_causes_no_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model = Holds().eval()
+    model.temperature = float("nan")
+    executor = inference(model)
+    run(executor)
+
+    model.temperature = float("nan")
+    run(executor)
+
+    assert NOT_FOLLOWED not in caplog.text
+
+
 @pytest.mark.parametrize("clip", ["clip_grad_norm_", "clip_grad_value_"])
 def test_clipping_on_the_host_causes_one_warning(
     clip: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from .._eager import EagerOptimizer
 from .._ir import graph_json, indices, verify
 from .._ir.conditions import Conditions
 from .._ir.plan import Plan
-from .._ir.slots import Kind
+from .._ir.slots import Kind, Slot
 from .._ir.spec import OptimSpec, Spec
 from . import agreement, cache, passes, registry, size_proof
 from .compilation import Compilation
@@ -41,8 +41,14 @@ class CompiledModel:
         return backends.device_of(self.executable)
 
     def changed_inputs(self) -> list[int]:
-        graphs = self.plan.program.graphs.values()
-        return [s.index for graph in graphs for s in graph.outputs if s.kind is Kind.BATCH]
+        return [slot.index for slot in self._written() if slot.kind is Kind.BATCH]
+
+    def changed_buffers(self) -> list[str]:
+        """Return the paths of the buffers that forward changes."""
+        return [slot.path for slot in self._written() if slot.kind is Kind.BUFFER]
+
+    def _written(self) -> Iterator[Slot]:
+        return (slot for graph in self.plan.program.graphs.values() for slot in graph.outputs)
 
     def ranges(self) -> tuple[indices.IndexRange, ...]:
         program, checked = self.plan.program, self.plan.spec.precision.check_indices

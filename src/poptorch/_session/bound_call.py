@@ -12,10 +12,10 @@ import torch
 from .._base import interrupts
 from .._ir.program import State
 from .._ir.tensors import Tensors
-from .._residency import Event
+from .._residency import Event, unwatched
 from ..backends.protocol import Compiled, finder_of_shortcuts, unsuitable
 from . import injected_faults
-from .calls import Arguments, refuse_shared_memory, return_inputs
+from .calls import Arguments, refuse_model_memory, refuse_shared_inputs, return_inputs
 from .optimizer import SessionOptimizer
 from .programs import Model, Specialization
 from .random import Randomness
@@ -52,6 +52,7 @@ class BoundCall:
         self._loss_watch = reports.loss_watch
         self._event = Event.COUNT if optimizer is None else Event.UPDATE
         self._changes = _changes(program)
+        self._model_memory = _changing_memory(program)
         run = program.compiled.executable.run
         # the casts of autocast are in the program
         self._run = run if program.mode[1] is None else _without_autocast(run)
@@ -96,7 +97,9 @@ class BoundCall:
         checks = None if optimizer is None else optimizer.change_checks
         weights.periodic_checks.run(program.change_checks, checks)
         if program.changed_inputs and program.synthetic is None:
-            refuse_shared_memory(program.changed_inputs, given, program.inputs.bound.paths)
+            refuse_shared_inputs(program.changed_inputs, given, program.inputs.bound.paths)
+        if self._model_memory:
+            refuse_model_memory(self._model_memory, given, program.inputs.bound.paths)
         if self._has_ranges:
             program.indices.check(batch, state)
         if weights.written is not None:
@@ -163,6 +166,30 @@ def _changes(program: Specialization) -> bool:
     if len(graphs) > 1 or any(each.updates or each.random for each in graphs):
         return True
     return bool(program.changed_inputs) or program.spec.runs_together
+
+
+def _changing_memory(program: Specialization) -> dict[int, dict[str, torch.Tensor]]:
+    """Return the tensors of the model with which inputs may not share memory.
+
+    These are the buffers that forward changes, and all tensors of the model if forward changes an
+    input.
+
+    Returns:
+        The tensors by their paths, by the addresses of their storages.
+    """
+    if program.synthetic is not None:
+        return {}
+    tensors = {path: each.tensor for path, each in program.reading.tensors.items()}
+    paths = tensors if program.changed_inputs else program.changed_buffers
+    found: dict[int, dict[str, torch.Tensor]] = {}
+    for path in paths:
+        storage = unwatched(_storage, tensors[path])
+        found.setdefault(storage, {})[path] = tensors[path]
+    return found
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
 
 
 def _without_autocast(

@@ -255,3 +255,62 @@ def test_inputs_that_forward_only_reads_may_be_one_tensor() -> None:
     model = inference(lambda x, y: x * y)
 
     assert torch.equal(model(ROWS, ROWS), ROWS * ROWS)
+
+
+class Buffered(torch.nn.Module):
+    """Multiplies its input by a buffer, after ``change`` was called with both."""
+
+    def __init__(self, change: Callable[[torch.Tensor, torch.Tensor], object]) -> None:
+        super().__init__()
+        self.register_buffer("state", torch.arange(4.0))
+        self.change = change
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.change(x, self.state)
+        return x * self.state[-2:]
+
+
+def change_the_input(x: torch.Tensor, state: torch.Tensor) -> None:
+    x.add_(1)
+
+
+def change_the_buffer(x: torch.Tensor, state: torch.Tensor) -> None:
+    state.add_(1)
+
+
+def change_nothing(x: torch.Tensor, state: torch.Tensor) -> None:
+    pass
+
+
+@pytest.mark.parametrize("change", [change_the_input, change_the_buffer])
+def test_an_input_may_not_be_a_part_of_a_buffer_if_forward_changes_one_of_them(
+    change: Callable[[torch.Tensor, torch.Tensor], None],
+) -> None:
+    module = Buffered(change)
+    model = inference(module)
+
+    with pytest.raises(poptorch.Error, match='the argument x shares memory with "state"'):
+        model(module.state[1:3])
+
+    assert torch.equal(module.state, torch.arange(4.0))
+
+
+def test_an_input_may_be_a_part_of_a_buffer_if_forward_only_reads_them() -> None:
+    module = Buffered(change_nothing)
+    model = inference(module)
+
+    result = model(module.state[1:3])
+
+    assert torch.equal(result, module(module.state[1:3]))
+
+
+@pytest.mark.parametrize("change", [change_the_input, change_the_buffer])
+def test_an_input_may_be_a_copy_of_a_buffer_that_forward_changes(
+    change: Callable[[torch.Tensor, torch.Tensor], None],
+) -> None:
+    module, eager = Buffered(change), Buffered(change)
+    model = inference(module)
+
+    result = model(module.state[1:3].clone())
+
+    assert torch.equal(result, eager(eager.state[1:3].clone()))

@@ -1,6 +1,6 @@
 """Prepare the inputs of a call and its results: arguments, batches, sizes, output structures."""
 
-from .inputs import Indices, Inputs, refuse_shared_memory, return_inputs
+from .inputs import Indices, Inputs, refuse_model_memory, refuse_shared_inputs, return_inputs
 from .outputs import CallMoments, LastCall, Outputs
 from .short_batches import (
     Emitted,
@@ -29,7 +29,8 @@ __all__ = [
     "check_results",
     "is_shorter",
     "join_results",
-    "refuse_shared_memory",
+    "refuse_model_memory",
+    "refuse_shared_inputs",
     "return_inputs",
     "shapes_of",
     "shares_of",

@@ -24,6 +24,7 @@ from ..._ir.program import State
 from ..._ir.slots import Kind, Slot, narrowed, type_text
 from ..._ir.spec import Spec
 from ..._ir.symbolic import sizes_of
+from ..._residency import unwatched
 from .signature import Arguments, BoundArguments, Signature
 
 _RENEW = (
@@ -465,7 +466,7 @@ def _check_batch(path: str, tensor: torch.Tensor, loops: Loops) -> None:
         raise error
 
 
-def refuse_shared_memory(
+def refuse_shared_inputs(
     changed: Sequence[int], given: Sequence[torch.Tensor], paths: Sequence[str]
 ) -> None:
     """Refuse tensors that share memory with an input that forward changes in place.
@@ -486,6 +487,30 @@ def refuse_shared_memory(
                         f"pass a copy of {paths[other]}: {paths[other]}.clone()",
                         f"or change a copy in forward: {paths[at]} = {paths[at]}.clone()",
                     ),
+                )
+
+
+def refuse_model_memory(
+    model: Mapping[int, Mapping[str, torch.Tensor]],
+    given: Sequence[torch.Tensor],
+    paths: Sequence[str],
+) -> None:
+    """Refuse inputs that share memory with tensors of the model that change together with them.
+
+    In eager PyTorch the input and the tensor of the model are the same values. A program has its
+    own copy of the model's tensors.
+
+    Args:
+        model: the model's tensors by their paths, by the addresses of their storages.
+    """
+    for name, tensor in zip(paths, given, strict=True):
+        for path, own in model.get(tensor.untyped_storage().data_ptr(), {}).items():
+            if unwatched(_overlap, tensor, own):
+                raise Error(
+                    "An input shares memory with a tensor of the model, and forward changes one "
+                    "of them",
+                    got=f'the argument {name} shares memory with "{path}" of the model',
+                    fix=f"pass a copy: call clone() on the tensor that you pass as {name}",
                 )
 
 

@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 
-from ..._base import log
+from ..._base import log, nested_values
 
 DESTROY = (
     "call destroy() on the wrapped model, so that the next call compiles the model as it is now"
@@ -23,13 +24,14 @@ WRAP = "wrap the model again, after destroy()"
 class ChangeCheck:
     """Whether a value that was compiled into a program has changed on the host."""
 
-    # returns the current value, which is compared with the expected one by ==
-    read: Callable[[], Any]
+    read: Callable[[], Any]  # returns the current value
     # describes the changes; yields nothing if the value is equivalent
     changes: Callable[[Any], Iterable[str]]
     remedy: str  # what the user can do so that a change takes effect
     # copies the value, so that later changes do not affect the copy
     keep: Callable[[Any], Any] = copy.copy
+    # compares the current value with the expected one, quickly
+    compare: Callable[[Any, Any], bool] = operator.eq
     expected: Any = dataclasses.field(init=False)
     reported: bool = False
     of_layers: bool = False  # whether a program is not that of the model as it is now
@@ -43,7 +45,7 @@ class ChangeCheck:
     def holds(self) -> bool:
         """Compare quickly. False may also mean a different but equivalent value."""
         try:
-            return bool(self.read() == self.expected)
+            return bool(self.compare(self.read(), self.expected))
         # errors of many types, because something no longer exists or is a tensor now
         except Exception:
             return False
@@ -90,4 +92,4 @@ def is_same(now: Any, value: Any) -> bool:
         return now.keys() == value.keys() and all(is_same(now[key], value[key]) for key in value)
     if type(value) in (list, tuple):
         return len(now) == len(value) and all(map(is_same, now, value))
-    return bool(now == value)
+    return nested_values.same_constant(value, now)

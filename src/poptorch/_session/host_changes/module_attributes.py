@@ -102,7 +102,7 @@ class ModuleAttributes:
                 if not is_same(now, old) and not _grown(now, old):
                     yield f"{attribute} was {_text(old)} and is {_text(now)}"
 
-        return ChangeCheck(read, changes, self._remedy, keep)
+        return ChangeCheck(read, changes, self._remedy, keep, _are_same)
 
     def _versions(self, tensors: list[torch.Tensor], named: Mapping[int, str]) -> ChangeCheck:
         known = [tensor._version for tensor in tensors]
@@ -114,6 +114,16 @@ class ModuleAttributes:
                     yield f"{own} was changed in place"
 
         return ChangeCheck(lambda: sum(map(_version, tensors)), changes, self._remedy)
+
+
+def _are_same(now: list[Any], values: list[Any]) -> bool:
+    """Compare values that are usually the same objects, such as numbers that nobody assigned.
+
+    Equal values may give other results: -0.0 divides differently from 0.0, and an integer times 1.0
+    is no integer.
+    """
+    pairs = zip(now, values, strict=True)
+    return all(one is other or is_same(one, other) for one, other in pairs)
 
 
 def _attribute(path: str, owner: object, name: str) -> str:
@@ -165,6 +175,8 @@ def _copy(value: Any, room: int = _LONGEST) -> Any:
     if (kind in _LISTS or kind is dict) and 0 < len(value) <= room:
         each = (room - 1) // len(value)
         parts = [_copy(part, each) for part in (value.values() if kind is dict else value)]
+        if kind is tuple and all(map(operator.is_, parts, value)):
+            return value
         if not any(part is _NOT_HELD for part in parts):
             return dict(zip(value, parts, strict=True)) if kind is dict else kind(parts)
     return _NOT_HELD

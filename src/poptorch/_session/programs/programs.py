@@ -46,6 +46,7 @@ class Specialization:
         self.indices = Indices(compiled.ranges(), compiled.preconditions, paths)
         # indices of inputs that forward changes in place
         self.changed_inputs = compiled.changed_inputs()
+        self.changed_buffers = compiled.changed_buffers()
         # Why it is for inputs of one size, if there may be several programs.
         self.reason = why_fixed(self.spec) if self.spec.runtime.programs > 1 else None
         self.has_anchors = bool(self.spec.anchors)
