@@ -96,10 +96,8 @@ class BoundCall:
         batch = program.synthetic or batch
         checks = None if optimizer is None else optimizer.change_checks
         weights.periodic_checks.run(program.change_checks, checks)
-        if program.changed_inputs and program.synthetic is None:
-            refuse_shared_inputs(program.changed_inputs, given, program.inputs.bound.paths)
-        if self._model_memory:
-            refuse_model_memory(self._model_memory, given, program.inputs.bound.paths)
+        if self._model_memory or program.changed_inputs:
+            self._refuse_shared_memory(given)
         if self._has_ranges:
             program.indices.check(batch, state)
         if weights.written is not None:
@@ -137,6 +135,12 @@ class BoundCall:
         if program.changed_inputs and program.synthetic is None:
             return_inputs(program.changed_inputs, given, batch)
         return program, results, (started, taken, ready)
+
+    def _refuse_shared_memory(self, given: Tensors) -> None:
+        changed, paths = self.program.changed_inputs, self.program.inputs.bound.paths
+        if self.program.synthetic is None:
+            refuse_shared_inputs(changed, given, paths)
+            refuse_model_memory(self._model_memory, given, paths)
 
     def _updating(self, state: State, batch: Tensors) -> Tensors:
         """Run the program, and record what it changes even if it stops early."""
