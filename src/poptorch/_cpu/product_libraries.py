@@ -52,7 +52,7 @@ _LONGEST, _LARGEST = 4096, 1 << 32
 _MANY_ROWS, _FEWEST_ROWS = 128, 4
 LARGE_PRODUCT, LARGE_WEIGHT, _HUGE = 1 << 24, 1 << 18, 1 << 30
 # most seconds for all classes of a graph, and for one class after a few rounds
-SECONDS, OF_ONE = 1.0, 0.05
+SECONDS, OF_ONE = 0.5, 0.05
 ROUNDS = 2, 12  # minimum and maximum number of alternating runs
 WARM_UP = 3
 """The number of runs before them, if they are short. Results of oneDNN are new tensors. Until they
@@ -66,6 +66,7 @@ _BETTER, _BETTER_PREPARED = 0.9, 0.97
 # bytes of weights; when weights of this size are read again, they are no longer in a core's caches
 _UNCACHED = 16 << 20
 _ALONE = 0.9  # each thread has a core for this share of the time if no other process needs it
+_STAYS = 5.0  # seconds for which a process that needs a core is expected to go on
 
 
 PREPARED = "np"
@@ -284,11 +285,34 @@ def times_of(shape: Shape) -> dict[str, float]:
     In that case one thread, measured by the processor time it had, shows which kernel is better.
     """
     keep_freed_memory()  # as when compiled code runs
-    runs, threads = _runs(shape), torch.get_num_threads()
+    runs, threads = alone(_runs, shape), torch.get_num_threads()
     with torch.no_grad():
-        if threads > 1 and _cores(runs) >= _ALONE * threads:
+        if threads > 1 and not _neighbour.needs_a_core(runs, threads):
             return _in_turn(runs, time.perf_counter)
         return alone(_in_turn, runs, time.thread_time)
+
+
+class _Neighbour:
+    """Another process that needs a core, such as the one that imports the compiler meanwhile.
+
+    It is remembered for some seconds, because finding out is slow: with a neighbour, a product with
+    two threads takes up to 0.1 s instead of 1 ms.
+    """
+
+    def __init__(self) -> None:
+        self._expected_until = float("-inf")
+
+    def needs_a_core(self, runs: Mapping[str, Trial], threads: int) -> bool:
+        """Return whether threads have to wait for cores."""
+        if time.perf_counter() < self._expected_until:
+            return True
+        if _cores(runs) >= _ALONE * threads:
+            return False
+        self._expected_until = time.perf_counter() + _STAYS
+        return True
+
+
+_neighbour = _Neighbour()
 
 
 def _runs(shape: Shape) -> Mapping[str, Trial]:
@@ -327,7 +351,7 @@ def _cores(runs: Mapping[str, Trial]) -> float:
     """
     cores = []
     for run in runs.values():
-        run()
+        alone(run)
         begin, used = time.perf_counter(), time.process_time()
         run()
         cores.append((time.process_time() - used) / (time.perf_counter() - begin))
