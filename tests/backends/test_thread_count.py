@@ -7,17 +7,16 @@ from collections import Counter
 import pytest
 import torch
 
-from poptorch._base import log
-from poptorch.backends import process_settings
+from poptorch._base import log, process_settings
 from poptorch.backends.thread_count import Threads
 
 
 class Machine:
     """Lets time pass as the number of threads in force would."""
 
-    def __init__(self, one: float, two: float) -> None:
-        self.now, self.one, self.two = 0.0, one, two
-        self.threads = Threads(lambda: self.now)
+    def __init__(self, one: float, two: float, crowded: bool = False) -> None:
+        self.now, self.one, self.two, self.crowded = 0.0, one, two, crowded
+        self.threads = Threads(lambda: self.now, lambda: self.crowded)
 
     def call(self) -> int:
         return self.threads.run(self.work)
@@ -154,6 +153,35 @@ def test_the_log_has_each_decision_that_differs_from_the_one_before(
 
     decisions = [text.partition("runs ")[2] for text in caplog.messages]
     assert decisions == [TWO, ONE, TWO]
+
+
+def test_calls_use_one_thread_while_other_processes_need_the_cores() -> None:
+    machine = Machine(one=0.1, two=0.05, crowded=True)
+
+    calls = [machine.call() for _ in range(100)]
+
+    assert Counter(calls) == {1: 100}
+    assert machine.threads.decision == "with one thread, because other processes need the cores"
+
+
+def test_several_threads_are_tried_once_other_processes_have_ended() -> None:
+    machine = Machine(one=0.1, two=0.05, crowded=True)
+    for _ in range(100):
+        machine.call()
+    machine.crowded = False
+
+    calls = [machine.call() for _ in range(100)]
+
+    assert calls[-50:] == [2] * 50
+
+
+def test_several_threads_are_tried_after_half_a_minute_on_a_crowded_machine() -> None:
+    machine = Machine(one=1.0, two=0.9, crowded=True)
+
+    calls = [machine.call() for _ in range(60)]
+
+    assert calls[:31] == [1] * 31
+    assert calls[-10:] == [2] * 10
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Measure what the machine has available: memory, and idle cores. Collects garbage rarely while a
+"""Measure what the machine has available: memory, and cores. Collects garbage rarely while a
 model is compiled.
 """
 
@@ -25,6 +25,7 @@ COLLECTING = 1_000_000
 IDLE = 0.6  # this number of idle cores is enough to start work without slowing down the run
 # seconds; shorter times cannot be measured, because the system counts in hundredths
 _SHORTEST = 0.05
+_LOAD, _THREADS = Path("/proc/loadavg"), Path("/proc/self/task")
 _OWN_GROUPS, _CONTROL_GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 # Limit, usage, and the page cache in it, in the files of a control group, for versions 2 and 1.
 _GROUP_FILES = (
@@ -126,3 +127,24 @@ class Cores:
         self._last = now, idle
         share = (idle - idle_before) / max(now - before, _SHORTEST) / (os.cpu_count() or 1)
         return share * available
+
+
+def is_crowded() -> bool:
+    """Return whether threads of other processes are running on all cores but one, or on all.
+
+    A parallel region then takes milliseconds instead of microseconds, because one of its threads
+    waits until the system gives it a core.
+    """
+    counts = "".join(_lines(_LOAD)).split()  # load, load, load, running/all, last
+    if len(counts) < 4:
+        return False
+    own = sum(_is_running(thread) for thread in _THREADS.glob("*/stat"))
+    others = int(counts[3].partition("/")[0]) - own
+    cores = os.cpu_count() or 1
+    return 1 < cores <= others + 1
+
+
+def _is_running(thread: Path) -> bool:
+    """Return whether a thread, given by its file in /proc, has a core or waits for one."""
+    # the name of a thread, which is in parentheses, may contain blanks
+    return "".join(_lines(thread)).rpartition(")")[2].split()[:1] == ["R"]

@@ -10,9 +10,9 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 
 from .. import _capture, _eager, _lanes
-from .._base import VERSION, env, log
+from .._base import VERSION, env, log, process_settings
 from .._base.errors import Error
-from .._base.resources import available_memory
+from .._base.resources import available_memory, is_crowded
 from .._capture import Micro
 from .._cost.live_bytes import peak_bytes
 from .._cost.seconds import core_seconds
@@ -23,7 +23,6 @@ from .._ir.graph import Graph
 from .._ir.micro_batches import Lanes
 from .._ir.slots import Kind
 from .._ir.spec import OptimSpec
-from ..backends import process_settings
 from .cache import Store
 
 _, ERROR, OFF = env.REACTIONS
@@ -319,10 +318,11 @@ def _with_few_threads(
     """Call a function with one thread if the graphs that it runs are small.
 
     On a busy machine, operators that wait for a displaced thread take many times as long as with
-    one thread. A small check gains too little from several threads to risk this.
+    one thread. A small check gains too little from several threads to risk this, and a large one
+    uses one thread while other processes need the cores.
     """
     work = sum(core_seconds(node) for graph in graphs for node in graph.operators)
-    if work < _SMALL:
+    if work < _SMALL or is_crowded():
         return process_settings.alone(function, *args, **kwargs)
     return function(*args, **kwargs)
 

@@ -14,13 +14,13 @@ import torch
 
 from .._base import private, timing
 from .._base.folders import of_torchs_compiler
+from .._base.process_settings import keep_freed_memory
 from .._ir.graph import Graph
 from .._ir.plan import Plan
 from .._ir.symbolic import is_symbolic
 from .._ops.written_out import written_out
 from ..backends.driver import program_report
 from ..backends.prepare import without_writes
-from ..backends.process_settings import keep_freed_memory
 from ..backends.protocol import Code, Compiled, Executable, Progress
 from .compiled_code import generator, load
 from .compiler import callable_from_cpp, compile_graph

@@ -32,8 +32,8 @@ from torch import fx
 from .._base import archive, log, private
 from .._base.errors import described
 from .._base.folders import of_the_user
+from .._base.process_settings import alone, keep_freed_memory
 from .._ir.graph import Graph
-from ..backends.process_settings import alone, keep_freed_memory
 from .toolchain import instructions, processor
 
 aten = torch.ops.aten

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from .._base.process_settings import alone
 from .library import copied, define
 
 aten = torch.ops.aten
@@ -151,7 +152,7 @@ def _workspace_bytes(steps: int, batch: int, width: int, hidden: int, reverse: b
         return _layer(*map(torch.zeros, shapes), reverse, True)[-1].numel()
 
     with ThreadPoolExecutor(1) as thread:  # a thread in which nothing is being traced
-        return thread.submit(ask).result()
+        return thread.submit(alone, ask).result()
 
 
 def _layer_backward(*args: Any) -> tuple[torch.Tensor, ...]:

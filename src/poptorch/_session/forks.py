@@ -9,8 +9,7 @@ import os
 
 import torch
 
-from .. import backends
-from .._base import log, processes
+from .._base import log, process_settings, processes
 from .._base.errors import StateError
 
 
@@ -43,4 +42,4 @@ def _use_one_thread(process: int) -> None:
             "A fork does not keep threads, so the operators run on one thread here. Fork "
             "before the first call, or use the start method 'spawn'"
         )
-        backends.use_one_thread()
+        process_settings.use_one()

@@ -15,13 +15,13 @@ import torch
 from .. import _capture, _compile
 from .._base import interrupts, log, processes, source
 from .._base.errors import AssertionFailure, Error, described
+from .._base.process_settings import release_freed_memory
 from .._base.resources import collecting_rarely
 from .._base.user_modes import on_host, without_user_modes
 from .._ir.spec import Spec
 from .._ir.symbolic import Excluded, NotSymbolic
 from .._ir.tensors import Tensors
 from .._residency import Event, locked
-from ..backends import release_freed_memory
 from ..backends.protocol import unsuitable
 from ..enums import ConnectionType
 from ..ops.blocks import remember_compiled

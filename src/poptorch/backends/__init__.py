@@ -1,8 +1,6 @@
 """Run plans with backends. ``protocol`` defines the interface for backends of other packages."""
 
 from .._ir.backend_names import AUTO, OPTIMISE
-from .process_settings import keep_freed_memory, release_freed_memory
-from .process_settings import use_one as use_one_thread
 from .protocol import (
     Backend,
     Builder,

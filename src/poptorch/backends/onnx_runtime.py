@@ -25,13 +25,13 @@ import torch
 from torch.utils.dlpack import from_dlpack
 
 from .._base.errors import Error
+from .._base.process_settings import P, R, alone
 from .._ir.graph import Graph
 from .._ir.plan import Plan, Report
 from .._ir.program import State
 from .._ir.slots import Kind
 from .driver import LoopExecutable, program_report
 from .prepare import accept_strides, copy_half_results, without_writes, written
-from .process_settings import P, R, alone
 from .protocol import Code, Compiled, Executable, Progress
 from .thread_count import Threads
 

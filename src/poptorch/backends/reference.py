@@ -18,6 +18,7 @@ from torch.fx.node import map_aggregate
 
 from .._base import private, source
 from .._base.errors import Error
+from .._base.process_settings import keep_freed_memory
 from .._ir.block_labels import label_of, line_of
 from .._ir.graph import Graph
 from .._ir.operators import Operator, name_of
@@ -30,7 +31,6 @@ from .fused_steps import STEPS
 from .interpreter_code import function_of
 from .offloaded import Offloaded
 from .prepare import accept_strides, for_device, prepare, view
-from .process_settings import keep_freed_memory
 from .protocol import Compiled, Executable, Progress
 
 _COMPARISONS = frozenset({"lt", "le", "gt", "ge"})

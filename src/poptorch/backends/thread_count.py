@@ -9,7 +9,8 @@ from collections.abc import Callable, Generator, Mapping
 import torch
 
 from .._base import interrupts, log
-from .process_settings import P, R, alone
+from .._base.process_settings import P, R, alone
+from .._base.resources import is_crowded
 
 Trials = Generator[tuple[int, int], list[float], None]
 
@@ -25,6 +26,10 @@ RETRY_FACTOR = 50
 SHORT = 5e-5
 # trials are repeated if the median of ``WINDOW`` calls is ``COLLAPSED`` times the earlier time
 COLLAPSED, WINDOW = 3, 10
+# seconds for which a program may wait with trials while the machine is crowded
+PATIENCE = 30.0
+LOOK_AGAIN = 0.05  # seconds of calls after which it looks again whether the machine is crowded
+_CROWDED = "with one thread, because other processes need the cores"
 
 
 class Threads:
@@ -36,11 +41,18 @@ class Threads:
     program has run for so long that trying again costs little. Nothing is tried if the user asks
     for deterministic results, because the number of threads changes the last bits of sums.
 
+    While other processes need all cores but one, calls use one thread. This is usual at the
+    beginning, while another process compiles: a call of an LSTM takes 5 s then with two threads.
+
     A signal handler may raise anywhere here. The process's number of threads then stays as it was.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._clock = clock
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.perf_counter,
+        crowded: Callable[[], bool] = is_crowded,
+    ) -> None:
+        self._clock, self._is_crowded = clock, crowded
         self._user = 0  # the process's number of threads for which everything was found out
         self.chosen = 0  # number of threads for the next call
         self.decision = ""  # the decision and its reason, in words
@@ -73,8 +85,15 @@ class Threads:
 
     def _found(self, user: int) -> Trials:
         """Yield a number of threads and of calls; the seconds of these calls are sent back."""
-        yield user, 1  # the very first call fills caches, so its time is ignored
+        begin = self._clock()
+        # The very first call fills caches, so its time is ignored.
+        yield (1 if self._is_crowded() else user), 1
         while True:
+            calls = WINDOW
+            while self._clock() - begin < PATIENCE and self._is_crowded():
+                self.decision = _CROWDED
+                seconds = yield 1, calls
+                calls = max(WINDOW, int(LOOK_AGAIN / max(statistics.median(seconds), SHORT)))
             middle, spent = yield from _tried(user)
             best = min(middle, key=middle.__getitem__)
             self._decide(best, middle)

@@ -11,7 +11,7 @@ from typing import ParamSpec, TypeVar
 
 import torch
 
-from .._base import env
+from . import env
 
 P = ParamSpec("P")
 R = TypeVar("R")
