@@ -403,7 +403,7 @@ def test_a_warning_about_a_dropped_program_says_why_each_size_needs_one(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     model = poptorch.inferenceModel(
-        Having(lambda m, x: m.linear(x) * float(int(x.shape[0])), linear=nn.Linear(4, 2)),
+        Having(lambda m, x: m.linear(x) * len(range(x.shape[0])), linear=nn.Linear(4, 2)),
         options().programs(2),
     )
     for rows in (2, 3, 4):

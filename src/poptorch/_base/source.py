@@ -79,9 +79,16 @@ def _shortened(code: str) -> str:
     return short
 
 
-def calling_line() -> str | None:
-    stack = traceback.walk_stack(sys._getframe(1))
-    return _innermost((frame.f_code.co_filename, line) for frame, line in stack)
+def calling_line(below: int = 0) -> str | None:
+    """Return the user's line that is running; ``below``: leave out this many outermost frames."""
+    stack = [*traceback.walk_stack(sys._getframe(1))]
+    inner = stack[: len(stack) - below]
+    return _innermost((frame.f_code.co_filename, line) for frame, line in inner)
+
+
+def stack_depth() -> int:
+    """Return the number of frames below the caller's, and its own."""
+    return sum(1 for _ in traceback.walk_stack(sys._getframe(1)))
 
 
 def _innermost(places: Iterable[tuple[str, int | None]]) -> str | None:

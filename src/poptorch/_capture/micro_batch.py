@@ -293,13 +293,25 @@ def _settled(request: Request, kept: _Kept) -> Micro:
 
 def _differentiated(request: Request, earlier: Unsettled | None, kept: _Kept) -> Micro:
     try:
-        return _captured(request, earlier, kept)
+        return _converted(request, earlier, kept)
     except NeedsGradient:
         kept.restore()
-        return _captured(replace(request, differentiates=True), earlier, kept)
+        return _converted(replace(request, differentiates=True), earlier, kept)
 
 
-def _captured(request: Request, earlier: Unsettled | None, kept: _Kept) -> Micro:
+def _converted(request: Request, earlier: Unsettled | None, kept: _Kept) -> Micro:
+    try:
+        return _captured(request, earlier, kept)
+    except TypeError:
+        if not any(slot.symbols for slot in request.batch):
+            raise
+        kept.restore()  # torch takes Python's own float and int as types, and nothing like them
+        return _captured(request, earlier, kept, converting=False)
+
+
+def _captured(
+    request: Request, earlier: Unsettled | None, kept: _Kept, converting: bool = True
+) -> Micro:
     attributes = (value for part in request.module.modules() for value in vars(part).values())
     users = [value for value in attributes if isinstance(value, torch.Generator)]
     symbols = _symbols(request)
@@ -307,7 +319,8 @@ def _captured(request: Request, earlier: Unsettled | None, kept: _Kept) -> Micro
     try:
         reads = ValueReads(state=_constant_state(request))
         draws = Draws(users, earlier)
-        with contextlib.nullcontext() if symbols is None else as_numbers(request.module):
+        plain = contextlib.nullcontext()
+        with plain if symbols is None else as_numbers(request.module, converting):
             micro = _capture(request, inputs, reads, draws, kept.outside, symbols)
         relied = [(request.state[at], line) for at, line in reads.relied.items()]
         if {slot.key for slot, _ in relied}.isdisjoint(slot.key for slot in micro.graph.outputs):

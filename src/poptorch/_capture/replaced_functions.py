@@ -210,6 +210,7 @@ def _max_pool_of_rows(
     return (pooled, indices.squeeze(-2)) if return_indices else pooled
 
 
+_MOST_PARTS = 64  # so that the product of a size and a factor has no rounding error
 _UPSAMPLING: dict[tuple[str, int], tuple[Any, bool]] = {
     ("nearest", 1): (torch.ops.aten.upsample_nearest1d.default, False),
     ("nearest", 2): (torch.ops.aten.upsample_nearest2d.default, False),
@@ -243,21 +244,22 @@ def _interpolate(
     corners = (bool(align_corners),) if has_corners else ()
     if size is not None:
         return operator(input, each, *corners)
+    exact = (float(factor).as_integer_ratio() for factor in each)
     sizes = [
-        old * int(factor) if factor >= 1 else old // int(1 / factor)
-        for old, factor in zip(input.shape[2:], each, strict=True)
+        old * up if down == 1 else old * up // down
+        for old, (up, down) in zip(input.shape[2:], exact, strict=True)
     ]
     return operator(input, sizes, *corners, *map(float, each))
 
 
 def _is_exact(factor: Any) -> bool:
-    """Return whether sizes times a factor are the same in integers as in floating point."""
-    if not isinstance(factor, (int, float)) or factor <= 0:
+    """Return whether sizes times a factor are the same in integers as in floating point, as for a
+    number of halves, quarters or eighths.
+    """
+    if not isinstance(factor, (int, float)) or not 0 < factor < math.inf:
         return False
-    if factor >= 1:
-        return float(factor).is_integer()
-    mantissa, _ = math.frexp(factor)
-    return mantissa == 0.5
+    _, down = float(factor).as_integer_ratio()
+    return down <= _MOST_PARTS
 
 
 # Packed sequences. If the lengths are constants, all sizes are known.

@@ -1,14 +1,16 @@
 """Decide what Python code may do with symbolic sizes, and what it may keep of them.
 
-A size is an instance of ``int`` for the user's code, which may branch on that. A size that becomes
-text is a number from then on, because the text decides what follows: the key of a dictionary, or
-how long it is. A program for all sizes must leave no symbols behind, because code that reads them
-later expects numbers.
+A size is an instance of ``int`` for the user's code, which may branch on that. What ``float``,
+``int``, ``len`` and ``math.sqrt`` return for it is symbolic, too. A size that becomes text is a
+number from then on, because the text decides what follows: the key of a dictionary, or how long it
+is. A program for all sizes must leave no symbols behind, because code that reads them later expects
+numbers.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 import threading
 import types
@@ -19,7 +21,7 @@ import torch
 from torch import nn
 
 from .._base import nested_values, source
-from .._ir.symbolic import NotSymbolic
+from .._ir.symbolic import NotSymbolic, has_symbols
 from .python_state import OF_MODULES
 from .replaced_tensors import Replacement, changed
 
@@ -34,9 +36,11 @@ _DEEPEST, _MOST = 8, 20_000  # how far, and at how many objects, a search looks
 
 
 @contextlib.contextmanager
-def as_numbers(root: nn.Module) -> Iterator[None]:
-    """Within the block, let the code of the user and of the model's classes see numbers: when a
-    size becomes text, and when ``isinstance`` asks for its class.
+def as_numbers(root: nn.Module, converting: bool = True) -> Iterator[None]:
+    """Within the block, let the code of the user and of the model's classes see numbers when a size
+    becomes text, and when ``isinstance`` asks for its class.
+
+    ``converting``: sizes stay symbolic if that code passes them to ``float`` or ``int``.
     """
     thread = threading.get_ident()
 
@@ -52,19 +56,73 @@ def as_numbers(root: nn.Module) -> Iterator[None]:
         (kind, "__repr__", showing(vars(kind)["__repr__"], number))
         for kind, number in _SYMBOLS.items()
     ]
-    # As a global variable, the function is found before Python's own. Torch's code keeps that one.
-    changes += [
-        (module, "isinstance", _is_instance)
-        for module in _with_user_code(root)
-        if "isinstance" not in vars(module)
-    ]
-    with changed(changes):
+    # As global variables, they are found before Python's own. Torch's code keeps those.
+    added = {**_FUNCTIONS, **(_CLASSES if converting else {})}
+    for module in _with_user_code(root):
+        variables = vars(module)
+        changes += [(module, name, new) for name, new in added.items() if name not in variables]
+        changes += [(module, name, _sqrt) for name, old in variables.items() if old is math.sqrt]
+    with changed([*changes, (math, "sqrt", _sqrt)]):
         yield
 
 
 def _is_instance(value: object, kinds: Any) -> bool:
     number = _SYMBOLS.get(type(value))
     return isinstance(value if number is None else number(), kinds)
+
+
+class NumberClass(type):
+    """The class of classes that stand for ``int`` and ``float``. A size that is converted to one of
+    them stays symbolic.
+    """
+
+    of: type
+    convert: Callable[[Any], Any]
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Convert a value."""
+        symbolic = len(args) == 1 and isinstance(args[0], tuple(_SYMBOLS))
+        return cls.convert(*args) if symbolic else cls.of(*args, **kwargs)
+
+    def __instancecheck__(cls, value: object) -> bool:
+        """Return whether a value is a number of this kind."""
+        return isinstance(value, cls.of)
+
+    def __subclasscheck__(cls, kind: type) -> bool:
+        """Return whether instances of a class are numbers of this kind."""
+        return issubclass(kind, cls.of)
+
+    def __eq__(cls, other: object) -> bool:
+        """Return whether this stands for another class."""
+        return other is cls or other is cls.of
+
+    def __hash__(cls) -> int:
+        """Return the hash of the class for which this stands."""
+        return hash(cls.of)
+
+
+class _Float(float, metaclass=NumberClass):
+    of, convert = float, torch.sym_float
+
+
+class _Int(int, metaclass=NumberClass):
+    of, convert = int, torch.sym_int
+
+
+_plain_sqrt = math.sqrt
+
+
+def _len(value: Any) -> Any:
+    is_symbolic = isinstance(value, torch.Tensor) and value.dim() and has_symbols(value.shape[:1])
+    return value.shape[0] if is_symbolic else len(value)
+
+
+def _sqrt(value: Any) -> Any:
+    return torch.sym_sqrt(value) if isinstance(value, tuple(_SYMBOLS)) else _plain_sqrt(value)
+
+
+_FUNCTIONS: Mapping[str, Any] = {"isinstance": _is_instance, "len": _len}
+_CLASSES: Mapping[str, Any] = {"float": _Float, "int": _Int}
 
 
 def _with_user_code(root: nn.Module) -> list[types.ModuleType]:
@@ -107,7 +165,7 @@ class _Search:
         self._seen: set[int] = set()
 
     def holds(self, value: object, depth: int = 0) -> bool:
-        if isinstance(value, tuple(_SYMBOLS)):
+        if isinstance(value, (*_SYMBOLS, NumberClass)):
             return True
         plain = isinstance(value, (str, bytes, int, float, *_WITHOUT_SIZES)) or value is None
         if plain or id(value) in self._seen or depth > _DEEPEST or len(self._seen) >= _MOST:

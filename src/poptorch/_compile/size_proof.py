@@ -20,7 +20,9 @@ from typing import Any
 import torch
 
 from .. import _capture
+from .._base import source
 from .._ir import symbolic
+from .._ir.block_labels import line_of
 from .._ir.conditions import LEAST
 from .._ir.indices import along_symbols
 from .._ir.operators import name_of
@@ -93,7 +95,9 @@ def prove(micro: _capture.Micro, request: _capture.Request, earlier: Earlier | N
         raise NotSymbolic("forward writes into its inputs")
     unchecked = along_symbols(micro.graph.module.graph)
     if unchecked is not None:
-        raise NotSymbolic(f"{name_of(unchecked)} reads indices that a symbolic size limits")
+        line = line_of(unchecked)
+        where = f" in {source.describe(*line)}" if line else ""
+        raise NotSymbolic(f"{name_of(unchecked)}{where} reads indices that a symbolic size limits")
     shapes = [] if earlier is None else [slot.shape for slot in earlier.slots]
     before = sizes_of(request.batch, shapes) if earlier is not None else None
     if earlier is not None and before is not None and micro.conditions.hold(before):

@@ -4,6 +4,7 @@ any code.
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable
 from functools import partial
@@ -18,12 +19,17 @@ from .graph import Graph, graph_module
 from .operators import Operator
 from .slots import Kind, Slot
 
-_FUNCTIONS: dict[str, Callable[..., Any]] = {
-    f"operator.{name}": getattr(operator, name)
-    for name in ("getitem", "add", "sub", "mul", "floordiv", "truediv", "mod", "neg", "pow")
-} | {
-    f"torch.{name}": getattr(torch, name) for name in ("sym_float", "sym_int", "sym_max", "sym_min")
-}
+_FUNCTIONS: dict[str, Callable[..., Any]] = (
+    {
+        f"operator.{name}": getattr(operator, name)
+        for name in ("getitem", "add", "sub", "mul", "floordiv", "truediv", "mod", "neg", "pow")
+    }
+    | {
+        f"torch.{name}": getattr(torch, name)
+        for name in ("sym_float", "sym_int", "sym_max", "sym_min", "sym_sqrt")
+    }
+    | {f"math.{name}": getattr(math, name) for name in ("floor", "ceil", "trunc")}
+)
 
 
 def encode(value: Any) -> Json:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -23,7 +24,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from .._base import private
+from .._base import private, source
+from .block_labels import line_of
 from .conditions import Conditions, Sizes, numbers, symbol
 from .graph import Graph
 from .propagation import propagate_values
@@ -43,11 +45,18 @@ _FACTORS = (1, 2, 4, 8, 16, 32, 64)  # some models ask that a size divides
 _ARITHMETIC = {
     operator.add, operator.sub, operator.mul, operator.floordiv, operator.truediv, operator.mod,
     operator.neg, operator.pow, torch.sym_float, torch.sym_int, torch.sym_max, torch.sym_min,
+    math.floor, math.ceil, math.trunc, torch.sym_sqrt,
 }  # fmt: skip
 # Only torch's dispatcher in Python derives their shapes for symbolic sizes.
 _IN_PYTHON = {
     aten.constant_pad_nd.default, aten.upsample_linear1d.default, aten.upsample_bilinear2d.default,
     aten.upsample_bicubic2d.default, aten.upsample_trilinear3d.default, aten._unsafe_index.Tensor,
+}  # fmt: skip
+# Torch derives their shape for numbers only. It is one of their arguments.
+_OF_SHAPE_IN_ARGUMENTS = {
+    aten.upsample_nearest1d_backward.default, aten.upsample_linear1d_backward.default,
+    aten.upsample_bilinear2d_backward.default, aten.upsample_bicubic2d_backward.default,
+    aten.upsample_trilinear3d_backward.default,
 }  # fmt: skip
 _END = 2**63 - 1  # of a slice without an end
 _READING = {aten.sym_size.int, aten.sym_stride.int, aten.sym_numel.default}
@@ -55,6 +64,7 @@ _READING = {aten.sym_size.int, aten.sym_stride.int, aten.sym_numel.default}
 # By name of a symbol, another one that it follows, and at which distance: a mask is one longer than
 # the cache to which it belongs.
 Ties = Mapping[str, tuple[str, int]]
+_UNKNOWN_PLACE = "forward, or an operator,"  # if a program was not recorded with symbols
 _TRIALS = 8  # example sizes for which shapes are derived
 _MOST_TIED = 4  # symbols
 
@@ -155,9 +165,7 @@ class Symbols:
     """Tensors without values whose sizes are symbols of one ``ShapeEnv``."""
 
     def __init__(self, sizes: Sizes, ties: Ties = MappingProxyType({})) -> None:
-        self._env = private.ShapeEnv(
-            allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False
-        )
+        self._env = _environment_class()()
         self.mode = _mode_class()(
             allow_non_fake_inputs=True, shape_env=self._env, static_shapes=True
         )
@@ -166,6 +174,7 @@ class Symbols:
         self._integers = {name: self._integer(name, size) for name, size in free.items()}
         # While nothing is assumed about them yet.
         self._names = {each.node.expr: symbol(n) for n, each in self._integers.items()}
+        self._first = {n: each.node.expr for n, each in self._integers.items()}
         for name, (other, more) in ties.items():
             self._integers[name] = self._integers[other] + more
         self._known: dict[Any, Any] = {}  # what ``size`` has returned, by expression
@@ -194,8 +203,15 @@ class Symbols:
         """
         for name, integer in self._integers.items():
             if not integer.node.expr.free_symbols:
-                raise UsedAsNumber(f"forward, or an operator, uses the size {name} as a number")
+                first = self._first.get(name)
+                place = self._env.place_of(lambda each: each.is_Equality and first in each.args)  # noqa: B023
+                raise UsedAsNumber(f"{place or _UNKNOWN_PLACE} uses the size {name} as a number")
         return Conditions(tuple(self.named(guard.expr) for guard in self._env.guards))
+
+    def place_of(self, condition: Any) -> str:
+        """Return which operator and line of the user assumed something, if they are known."""
+        place: str = self._env.place_of(lambda each: self.named(each) == condition)
+        return place
 
     def read(self, text: str) -> Any:
         """Return the size that torch's compiler has written as text."""
@@ -265,13 +281,50 @@ def _mode_class() -> Any:
         """
 
         def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            running = self.shape_env.running
             dispatching = private.optional("enable_python_dispatcher")
-            if func not in _IN_PYTHON or dispatching is None:
-                return super().dispatch(func, types, args, kwargs or {})
-            with dispatching():
-                return super().dispatch(func, types, args, kwargs or {})
+            if func in _OF_SHAPE_IN_ARGUMENTS and args[0].is_contiguous():
+                return args[0].new_empty(args[2])
+            running.append(func)
+            try:
+                if func not in _IN_PYTHON or dispatching is None:
+                    return super().dispatch(func, types, args, kwargs or {})
+                with dispatching():
+                    return super().dispatch(func, types, args, kwargs or {})
+            finally:
+                running.pop()
 
     return Mode
+
+
+@functools.cache
+def _environment_class() -> Any:
+    class Environment(private.ShapeEnv):  # type: ignore[misc]
+        """Knows which code assumed what about sizes."""
+
+        def __init__(self) -> None:
+            super().__init__(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
+            self.running: list[Any] = []  # operators, the outermost first
+            self._places: dict[Any, str] = {}  # by assumption
+            self._depth = source.stack_depth()
+
+        def evaluate_expr(self, *args: Any, **kwargs: Any) -> Any:
+            known = len(self.guards)
+            result = super().evaluate_expr(*args, **kwargs)
+            for guard in self.guards[known:]:
+                self._places[guard.expr] = self._place()
+            return result
+
+        def _place(self) -> str:
+            line = source.calling_line(self._depth)
+            running = [each for each in self.running[:1] if each is not aten.size.default]
+            return " in ".join([*map(str, running), *([] if line is None else [line])])
+
+        def place_of(self, assumes: Callable[[Any], bool]) -> str:
+            """Return the operator and the user's line of an assumption, if they are known."""
+            return next((place for each, place in self._places.items() if assumes(each)), "")
+
+    return Environment
 
 
 @functools.cache
@@ -324,9 +377,11 @@ def settle(
         if conditions.hold(sizes) and _is_distinct(module.graph):
             return conditions
     *others, last = recorded.expressions or ("none",)
+    place = symbols.place_of(last)
+    source_ = f", from {place}" if place else ""
     count = f", and {len(others)} others" if others else ""
     raise NotSymbolic(
-        f"no example sizes were found for its conditions on sizes, such as {last}{count}"
+        f"no example sizes were found for its conditions on sizes, such as {last}{source_}{count}"
     )
 
 
@@ -588,15 +643,24 @@ def is_symbolic(graph: Graph) -> bool:
 
 def first_difference(graph: Graph, sizes: Sizes, other: Graph, other_sizes: Sizes) -> str | None:
     """Name an operator in which two graphs differ for some sizes, or return None."""
-    pairs = itertools.zip_longest(_resolved(graph, sizes), _resolved(other, other_sizes))
-    return next((f"{one} and {two}" for one, two in pairs if one != two), None)
+    none = None, None
+    pairs = itertools.zip_longest(
+        _resolved(graph, sizes), _resolved(other, other_sizes), fillvalue=none
+    )
+    for (one, node), (two, of_other) in pairs:
+        if one != two:
+            lines = (line_of(each) for each in (node, of_other) if each is not None)
+            line = next(filter(None, lines), None)
+            where = f" in {source.describe(*line)}" if line else ""
+            return f"{one} and {two}{where}"
+    return None
 
 
-def _resolved(graph: Graph, sizes: Sizes) -> list[str]:
-    """Return the operators of a graph as texts in which sizes are numbers."""
+def _resolved(graph: Graph, sizes: Sizes) -> list[tuple[str, fx.Node]]:
+    """Return the operators of a graph, also as texts in which sizes are numbers."""
     module = (with_sizes(graph, sizes) if is_symbolic(graph) else graph).module
     names: dict[fx.Node, str] = {}
-    lines: list[str] = []
+    lines: list[tuple[str, fx.Node]] = []
 
     def resolve(node: fx.Node) -> Any:
         return names[node]
@@ -607,5 +671,6 @@ def _resolved(graph: Graph, sizes: Sizes) -> list[str]:
             continue
         names[node] = f"%{len(lines)}"
         args = fx.map_arg((node.args, node.kwargs), resolve) if node.op != "placeholder" else ()
-        lines.append(f"{node.op if node.op == 'placeholder' else node.target} {args}")
+        what = node.op if node.op == "placeholder" else node.target
+        lines.append((f"{what} {args}", node))
     return lines

@@ -538,8 +538,7 @@ class Session:
             except NotSymbolic as error:
                 reason = str(error)
             except Exception as error:  # if symbols are not the reason, numbers fail, too
-                what_failed = described(error).partition("\n")[0]  # torch adds its C++ stack
-                reason = f"torch has no symbolic form of what forward does ({what_failed})"
+                reason = _without_symbolic_form(error)
         self.sizes.reasons[frozenset(symbols)] = reason
         if self._begins_to_vary:
             earlier.inputs.reason = reason
@@ -547,7 +546,11 @@ class Session:
         variant = self._compiled(self.model.task(bound, spec), background=True)
         variant.reason = reason
         say = log.python.warning if self._varies else log.python.info
-        say("Each size of the inputs needs its own program, because %s", reason)
+        say(
+            "Each size of the inputs needs its own program, because %s. Pad the inputs to a few "
+            "sizes: poptorch.PadToSizes",
+            reason,
+        )
         return variant
 
     def _check_kind(self, bound: BoundArguments, arguments: Arguments) -> None:
@@ -709,3 +712,13 @@ class Session:
             self.programs.require_one()
             store = self.weights.store
             self.random.set(state, store.state if store is not None else None)
+
+
+def _without_symbolic_form(error: Exception) -> str:
+    """Return why a program for all sizes could not be made, in one line."""
+    title, *rest = described(error).splitlines()  # torch adds its C++ stack
+    got = next((line.partition("Got:")[2] for line in rest if "Got:" in line), "")
+    what_failed = f"{title}: {got.strip()}" if got else title
+    line = source.raising_line(error)
+    where = f", in {line}" if line else ""
+    return f"torch has no symbolic form of what forward does ({what_failed}){where}"

@@ -1,8 +1,10 @@
 """Inputs that differ in sizes alone: one program for all of them, or the reason why not."""
 
 import copy
+import math
 import sys
 from collections.abc import Callable
+from math import sqrt
 from numbers import Integral
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +16,7 @@ from torch import nn
 
 import poptorch
 from helpers import exported, programs
-from helpers.cases import slow_but
+from helpers.cases import slow_but, slow_but_the_first
 from helpers.closeness import FUNCTION, near, relative
 from helpers.patience import eventually
 from helpers.wrapping import Having, compilations, infer, normal, options, runs_compiled
@@ -394,10 +396,112 @@ def convolutional(function: Callable[..., Any]) -> nn.Module:
 
 
 interpolate = nn.functional.interpolate
+NUMBERS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "float": lambda x: float(x.shape[1]),
+    "a quotient": lambda x: 1 / x.shape[1],
+    "a quotient of a float": lambda x: 1.0 / float(x.shape[1]),
+    "math.sqrt": lambda x: math.sqrt(x.shape[1]),
+    "sqrt": lambda x: 1 / sqrt(x.shape[1]),
+    "a power": lambda x: x.shape[1] ** -0.5,
+    "a power of a float": lambda x: float(x.shape[1]) ** 0.5,
+    "a sum": lambda x: float(x.shape[1]) + 0.5,
+    "the larger one": lambda x: max(float(x.shape[1]), 1.0),
+    "len": lambda x: len(x[0]),
+    "numel": lambda x: x.numel(),
+    "a half": lambda x: int(x.shape[1] / 2),
+    "a part": lambda x: int(x.shape[1] * 0.75),
+    "rounded up": lambda x: math.ceil(x.shape[1] / 2),
+    "rounded down": lambda x: math.floor(x.shape[1] / 2),
+}
+
+
+@pytest.mark.parametrize("number", NUMBERS.values(), ids=NUMBERS)
+def test_python_arithmetic_of_sizes_is_that_of_every_size(
+    number: Callable[[torch.Tensor], Any],
+) -> None:
+    model = of(lambda m, x: m.linear(x) * number(x))
+    with compilations() as compiled:
+        executor = equal_to_eager(model, *((2, length, 8) for length in (5, 9, 4, 12, 31, 7)))
+
+    assert executor._session.sizes.reasons == {}
+    assert len(compiled) == 2
+
+
+@pytest.mark.larger("test_compiled_code_serves_all_sizes")
+def test_compiled_code_computes_with_sizes_as_python_does() -> None:
+    def forward(m: Having, x: torch.Tensor) -> list[torch.Tensor]:
+        return [m.linear(x) * number(x) for number in NUMBERS.values()]
+
+    model = of(forward)
+    executor = wrapped(model, backend="inductor")
+    for length in (5, 9, 4, 12, 31):
+        x = normal(2, length, 8)
+        with torch.no_grad():
+            torch.testing.assert_close(executor(x), model(x))
+
+    assert runs_compiled(executor)
+    assert executor._session.now.inputs.symbols
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_training_divides_by_the_root_of_the_length(accumulation: int) -> None:
+    part = Classifier()
+    part.layer = Having(lambda m, v: m.linear(v) / math.sqrt(v.shape[1]), linear=nn.Linear(16, 16))
+    with compilations() as compiled:
+        _, found, expected = train(
+            part, *((2, length) for length in (5, 9, 12, 3)), accumulation=accumulation
+        )
+
+    assert len(compiled) == 2
+    torch.testing.assert_close(found, expected)
+
+
+KINDS_OF_NUMBERS = {float: 2.0}
+TYPES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "a type for torch": lambda x: x.to(float).to(torch.float32) * x.shape[1],
+    "a key": lambda x: x * KINDS_OF_NUMBERS.get(float, 3.0),
+    "a class in a tuple": lambda x: x * (2.0 if isinstance(0.5, (int, float)) else 3.0),
+    "text": lambda x: x.clamp(min=float("-inf"), max=int("7")) * x.shape[1],
+}
+
+
+@pytest.mark.parametrize("function", TYPES.values(), ids=TYPES)
+def test_float_and_int_are_still_types(
+    function: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
+    model = of(lambda m, x: function(m.linear(x)))
+
+    executor = equal_to_eager(model, (2, 5, 8), (2, 9, 8), (2, 4, 8), (2, 12, 8))
+
+    assert executor._session.now.inputs.symbols
+
+
+def test_a_class_of_numbers_that_forward_keeps_is_python_s_own() -> None:
+    def forward(model: Having, x: torch.Tensor) -> torch.Tensor:
+        model.kind = float
+        return model.linear(x)
+
+    model = of(forward)
+    executor = equal_to_eager(model, (2, 5, 8), (2, 9, 8), (2, 4, 8))
+
+    assert executor._session.model.module.kind is float
+
+
+def test_python_s_functions_are_back_after_a_capture() -> None:
+    before = dict(vars(math))
+    equal_to_eager(of(lambda m, x: m.linear(x) * math.sqrt(x.shape[1])), (2, 5, 8), (2, 9, 8))
+
+    assert {"float", "int", "len"}.isdisjoint(globals())
+    assert sqrt is math.sqrt
+    assert vars(math) == before
+
+
 RESAMPLED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "max_pool1d": nn.MaxPool1d(3, 2, padding=1),
     "max_pool1d with indices": lambda x: nn.functional.max_pool1d(x, 2, return_indices=True)[0],
     "nearest": lambda x: interpolate(x.unsqueeze(3), scale_factor=2.0),
+    "nearest, half as large again": lambda x: interpolate(x.unsqueeze(3), scale_factor=1.5),
+    "linear, half as large again": lambda x: interpolate(x, scale_factor=1.5, mode="linear"),
     "nearest, half as large": lambda x: interpolate(x.unsqueeze(3), scale_factor=(0.5, 1)),
     "nearest, to a size": lambda x: interpolate(x.unsqueeze(3), size=(2 * x.shape[2], 3)),
     "linear": lambda x: interpolate(x, scale_factor=2, mode="linear"),
@@ -778,6 +882,24 @@ class Resampled(Classifier):
         return nn.functional.cross_entropy(self.head(values.mean((2, 3))), labels)
 
 
+UPSAMPLED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "linear": lambda x: interpolate(x, scale_factor=1.5, mode="linear"),
+    "nearest": lambda x: interpolate(x, scale_factor=2.0),
+    "bilinear": lambda x: interpolate(x[..., None], scale_factor=2.0, mode="bilinear"),
+    "bicubic": lambda x: interpolate(x[..., None], scale_factor=1.5, mode="bicubic"),
+}
+
+
+@pytest.mark.parametrize("name", slow_but_the_first(UPSAMPLED))
+def test_training_interpolates_all_sizes(name: str) -> None:
+    model = OfPart(lambda values: UPSAMPLED[name](values.mT).flatten(2)[:, :3].mean(2))
+    with compilations() as compiled:
+        _, found, expected = train(model, (2, 6), (2, 9), (2, 12), (2, 4))
+
+    assert len(compiled) == 2
+    torch.testing.assert_close(found, expected)
+
+
 def test_training_pools_and_interpolates_all_sizes() -> None:
     with compilations() as compiled:
         _, found, expected = train(Resampled(), (2, 5), (2, 9), (2, 12), (2, 4))
@@ -1121,6 +1243,55 @@ def test_if_code_fails_later_each_size_gets_its_own_program() -> None:
     torch.testing.assert_close(found, executor._session.model.module.linear(x).detach())
     assert "because a kernel has no rule for symbols" in str(executor.plan())
     assert len(executor._session.programs.all) == 1
+
+
+class Positions(nn.Module):
+    """Adds positions between 0 and 1."""
+
+    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.linear, self.function = nn.Linear(8, 8), function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(self.function(x))
+
+
+def every_position(x: torch.Tensor) -> torch.Tensor:
+    return torch.stack([x[:, at] for at in range(x.shape[1])], 1)
+
+
+NAMED = {
+    "Python's code": (every_position, "in range(x.shape[1])"),
+    "a function of torch": (lambda x: x + torch.linspace(0, 1, x.shape[1])[:, None], "linspace"),
+    "an operator": (lambda x: torch.stack(x.unbind(1), 1), "aten.unbind.int in test_varying"),
+    "a tensor of a size": (lambda x: x / torch.tensor(float(x.shape[1])), "torch.tensor(float("),
+    "indices": (lambda x: x.index_select(1, (x[0, :, 0] > 9).long()), "self.function(x)"),
+    "something else": (lambda x: x * len(type(x.shape[1]).__name__), "self.function(x)"),
+}
+
+
+@pytest.mark.parametrize(("function", "place"), NAMED.values(), ids=NAMED)
+def test_the_plan_names_the_line_that_needs_a_program_for_each_size(
+    function: Callable[[torch.Tensor], torch.Tensor], place: str
+) -> None:
+    executor = equal_to_eager(Positions(function).eval(), (2, 5, 8), (2, 9, 8))
+    (reason,) = executor._session.sizes.reasons.values()
+
+    assert place in reason
+    assert "test_varying_sizes.py:" in reason
+    assert f"for one size, because {reason}" in str(executor.plan())
+
+
+def test_the_error_of_another_size_names_the_line_and_the_remedy(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    executor = by_default(lambda m, x: m.linear(every_position(x)), caplog)
+    executor(normal(2, 5, 8))
+    with pytest.raises(poptorch.Error, match="Shape mismatch") as caught:
+        executor(normal(2, 9, 8))
+
+    assert "in range(x.shape[1])" in str(caught.value)
+    assert "poptorch.PadToSizes" in str(caught.value)
 
 
 def test_one_line_says_why_a_program_has_no_symbols() -> None:

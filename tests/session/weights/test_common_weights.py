@@ -340,7 +340,7 @@ class Counting(Net):
     def forward(
         self, x: torch.Tensor, y: torch.Tensor | None = None
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-        return super().forward(x * float(int(x.shape[0])), y)
+        return super().forward(x * len(range(x.shape[0])), y)
 
 
 def test_the_least_recently_used_goes_first_and_modes_do_not_count() -> None:

@@ -34,6 +34,10 @@ _RENEW = (
         "other kinds of inputs, or for other sizes"
     ),
 )
+_PAD = (
+    "pad the inputs to a few sizes, and keep a program for each of them: poptorch.PadToSizes(...) "
+    "and options.programs(4)"
+)
 _DENSE = "pass a dense tensor with values: tensor.to_dense(), tensor.dequantize(), torch.stack(...)"
 _OWN = "pass a tensor with its own memory: call tensor.clone() before its storage is resized"
 _PLAIN = (
@@ -363,9 +367,10 @@ class Inputs:
             _mismatch(f"Data type mismatch for {path}", detail)
         if tensor.shape != self._shapes[at]:
             detail = f"expected {tuple(self._shapes[at])} but got {tuple(tensor.shape)}"
-            if self.reason is not None:
-                detail += f"; one program cannot serve all sizes, because {self.reason}"
-            _mismatch(f"Shape mismatch for {path}", detail)
+            if self.reason is None:
+                _mismatch(f"Shape mismatch for {path}", detail)
+            detail += f"; one program cannot serve all sizes, because {self.reason}"
+            _mismatch(f"Shape mismatch for {path}", detail, (_PAD, *_RENEW))
 
     def _device_form(self, at: int, tensor: torch.Tensor) -> torch.Tensor:
         if tensor.requires_grad:
@@ -425,11 +430,11 @@ def _comparison(tensors: Sequence[torch.Tensor]) -> Callable[..., bool] | None:
     return check
 
 
-def _mismatch(title: str, detail: str) -> None:
+def _mismatch(title: str, detail: str, fix: tuple[str, ...] = _RENEW) -> NoReturn:
     error = Error(
         title,
         got=f"{detail}; the inputs at run time differ from those that were compiled",
-        fix=_RENEW,
+        fix=fix,
     )
     error.of_batch = True
     raise error
