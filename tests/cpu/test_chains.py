@@ -35,9 +35,9 @@ def _small_pieces_pay(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "repeated",
     [
+        pytest.param(DRAWING, id="layers that draw"),
         pytest.param(NINE_LAYERS, id="layers that train"),
         pytest.param(TWO_ENCODERS, id="two encoders"),
-        pytest.param(DRAWING, id="layers that draw"),
         pytest.param(COUNTING, id="layers that write buffers"),
     ],
 )

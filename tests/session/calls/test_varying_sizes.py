@@ -837,9 +837,10 @@ def train(
     return executor, (found, model.state_dict()), (expected, eager.state_dict())
 
 
-def test_training_serves_all_sizes_with_the_numbers_of_eager_torch() -> None:
+@pytest.mark.parametrize("kind", [Classifier, WithTransformer])
+def test_training_serves_all_sizes_with_the_numbers_of_eager_torch(kind: type[Classifier]) -> None:
     with compilations() as compiled:
-        _, found, expected = train(WithTransformer(), *((4, length) for length in LENGTHS))
+        _, found, expected = train(kind(), *((4, length) for length in LENGTHS))
 
     assert len(compiled) == 2
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
