@@ -281,6 +281,7 @@ torch._C: _functorch._is_vmap_fallback_enabled _functorch._set_vmap_fallback_ena
 torch._C: _AutoDispatchBelowAutograd _is_torch_function_enabled _set_grad_enabled
 torch._C: _dynamo.guards.TensorGuards _swap_tensor_impl
 torch._C: _DisableTorchDispatch DisableTorchFunction ScriptMethod TensorBase._make_subclass
+torch._C: _set_throw_on_mutable_data_ptr
 torch._decomp.decompositions: gru_impl_data lstm_data_impl native_batch_norm_decomposition
 torch._decomp.decompositions: rnn_relu_data rnn_tanh_data
 torch._dispatch.python: enable_python_dispatcher

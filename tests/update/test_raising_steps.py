@@ -93,6 +93,27 @@ def test_a_condition_on_all_gradients_that_raises_is_not_taken() -> None:
     both.compare()
 
 
+def test_a_step_that_fails_without_some_of_its_weights_takes_both_branches() -> None:
+    class Pairwise(torch.optim.Optimizer):
+        @torch.no_grad()
+        def step(self, closure: Any = None) -> None:
+            (group,) = self.param_groups
+            if group["params"][-1].grad.norm() > 0:
+                weight, bias = group["params"]
+                weight.sub_(weight.grad, alpha=group["lr"])
+                bias.sub_(bias.grad, alpha=group["lr"])
+            else:
+                group["params"][-1].add_(1)
+
+    opts = options().checkAgainstEager("error")
+    near_eager = near(FUNCTION + 6, 4)
+    both = EagerPair(Regression(), lambda ps: Pairwise(ps, {"lr": 0.1}), opts, **near_eager)
+    for _ in range(3):
+        both.step(*batch())
+
+    both.compare()
+
+
 def test_one_warning_names_the_line_and_the_exception(caplog: pytest.LogCaptureFixture) -> None:
     both = pair(CHECKS["if"])
 

@@ -53,6 +53,9 @@ class Repeats:
         self._of_some_shape: dict[tuple[Any, ...], _Outcome] = {}
         self._cls = private.optional("FakeTensor")
         self._undisturbed = private.optional("DisableTorchDispatch")
+        self._make = private.optional("make_subclass")
+        self._guard = private.optional("set_throw_on_mutable_data_ptr")
+        self._attributes: dict[str, Any] | None = None  # of a tensor without values
 
     def __call__(
         self,
@@ -87,13 +90,28 @@ class Repeats:
         with unobserved():
             with self._undisturbed():
                 inner = torch.empty(shape, dtype=dtype, device="meta")
-            return self._cls(self._mode, inner, _HOST)  # type: ignore[no-any-return]
+            return self._without_values(inner)
 
     def _made(self, geometry: Geometry) -> Tensor:
         shape, stride, _, dtype = geometry
         with self._undisturbed():
             inner = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
-        return self._cls(self._mode, inner, _HOST)  # type: ignore[no-any-return]
+        return self._without_values(inner)
+
+    def _without_values(self, inner: Tensor) -> Tensor:
+        """Return a tensor of the mode. The first one is made by torch, which checks forty arguments
+        and attributes; the others get its attributes.
+        """
+        if self._attributes is None or self._make is None or self._guard is None:
+            made: Tensor = self._cls(self._mode, inner, _HOST)
+            self._attributes = dict(vars(made))
+            return made
+        made = self._make(
+            self._cls, inner, False, dispatch_device=True, device_for_backend_keys=_HOST
+        )
+        self._guard(made)
+        vars(made).update(self._attributes)
+        return made
 
     def _likeness(
         self, func: Any, known: Identifier, args: tuple[Any, ...], kwargs: dict[str, Any]

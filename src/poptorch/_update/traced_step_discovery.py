@@ -138,6 +138,7 @@ class _Discovery:
     def result(self) -> OptimSpec:
         with answering(self.wholes.answer), self.mode:
             before = HostValues.of_steps(self.traced)
+            self._find_constants(before)
             try:
                 first = self.choices.results(lambda: self._run(True))
                 views, self.views = self.views or {}, None
@@ -246,19 +247,55 @@ class _Discovery:
         self, whole: Mapping[str, Tensor], examples: Mapping[str, str], is_first: bool
     ) -> bool:
         """Return whether a step computes the same if there are only the examples."""
-        kept = self.known, self.leaves, self.layouts, self.initial, self.traced
-        self.known = replace(self.known, changing={*self.known.changing}, read={*self.known.read})
-        self.leaves, self.layouts, self.initial = ({**each} for each in kept[1:4])
-        self.traced = replace(self.traced, examples=examples).of_examples()
-        few, same = {*examples.values()}, self.origins.identifier
+        same = self.origins.identifier
         try:
-            results = self.choices.results(lambda: self._run(is_first, few))
+            results = self._alone(examples, is_first)
         except Exception as error:  # an error in the user's code, which may need all weights
             log.engine.debug("Without some weights the optimizer's step fails: %s", error)
             return False
-        finally:
-            self.known, self.leaves, self.layouts, self.initial, self.traced = kept
         return all(key in whole and same(v) == same(whole[key]) for key, v in results.items())
+
+    def _find_constants(self, before: HostValues) -> None:
+        """Run a first step on one weight of each group, so that a number whose value is needed is
+        found before all weights are prepared.
+
+        Raises:
+            ValueNeeded: such a number was found.
+        """
+        examples = {
+            path: group.params[0]
+            for group in self.spec.groups
+            for path in group.params
+            if path in self.params
+        }
+        if len(set(examples.values())) == len(examples):
+            return
+        try:
+            self._alone(examples, is_first=True)
+        except ValueNeeded:
+            raise
+        except Exception as error:
+            log.engine.debug("With one weight of each group the optimizer's step fails: %s", error)
+        finally:
+            before.restore()
+
+    def _alone(self, examples: Mapping[str, str], is_first: bool) -> dict[str, Tensor]:
+        """Return the results of a step if there are only the examples. The findings stay as
+        they are.
+        """
+        kept = self.known, self.leaves, self.layouts, self.initial, self.there, self.traced
+        views = self.views
+        self.known = replace(self.known, changing={*self.known.changing}, read={*self.known.read})
+        self.leaves, self.layouts, self.initial = ({**each} for each in kept[1:4])
+        self.there = {*self.there}
+        self.traced = replace(self.traced, examples=examples).of_examples()
+        few = {*examples.values()}
+        try:
+            with self.choices.trying():
+                return self.choices.results(lambda: self._run(is_first, few))
+        finally:
+            self.known, self.leaves, self.layouts, self.initial, self.there, self.traced = kept
+            self.views = views
 
     def _signatures(self, kinds: Mapping[str, _WeightKind]) -> dict[str, str]:
         """Return for each weight a text that is equal for weights that are updated in the

@@ -13,7 +13,8 @@ program assumes the other answer, because a program cannot raise exceptions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -108,6 +109,15 @@ class Choices:
                 continue
             if not common.advance():
                 return self._joined(taken)
+
+    @contextlib.contextmanager
+    def trying(self) -> Iterator[None]:
+        """Forget at the end of the block which answers were followed by exceptions."""
+        assumed, raised = {**self._assumed}, {**self.raised}
+        try:
+            yield
+        finally:
+            self._assumed, self.raised = assumed, raised
 
     def _of_weights(self, run: Callable[[], StepResults], common: _Branch) -> _TakenBranch:
         """Run with given common answers, until the questions about weights were answered

@@ -7,6 +7,7 @@ Identifiers of values of two weights have equal numbers if the values are comput
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import torch
@@ -84,8 +85,11 @@ class Origins:
 
     def sources(self, value: Any) -> ValueSources:
         with unobserved():
-            found = [self._sources.get(place_of(each), _NOTHING) for each in tensors_in(value)]
-            return found[0] if len(found) == 1 else _NOTHING.union(*found)
+            return self._sources_of(tensors_in(value))
+
+    def _sources_of(self, tensors: list[Tensor]) -> ValueSources:
+        found = [self._sources.get(place_of(each), _NOTHING) for each in tensors]
+        return found[0] if len(found) == 1 else _NOTHING.union(*found)
 
     def identifier(self, value: Any) -> Identifier:
         """Return the identifier of a value."""
@@ -122,21 +126,33 @@ class Origins:
 
         ``given``: the tensors among the arguments, if the caller has found them.
         """
+        with unobserved():
+            self._note(func, args, kwargs, known, result, given)
+        return result
+
+    def _note(
+        self,
+        func: Any,
+        args: Any,
+        kwargs: Any,
+        known: Identifier,
+        result: Any,
+        given: list[Tensor] | None,
+    ) -> None:
         title = title_of(func)
-        written = title.endswith("_") and not title.endswith("__")
-        written |= title.startswith("__i") or title in ("__setitem__", "__set__")
+        written = _writes(title)
         outputs = [result] if isinstance(result, Tensor) else tensors_in(result)
         if title == "__setitem__":
             outputs.append(args[0])
         if "out" in kwargs:
             outputs += tensors_in(kwargs["out"])
             written = True
-        before = self.sources((args, kwargs) if given is None else given)
+        before = self._sources_of(tensors_in((args, kwargs)) if given is None else given)
         for at, each in enumerate(outputs):
             place = place_of(each)
             if place in self._contents and not written:
                 continue  # a view, or the argument itself
-            self.keep(each)
+            self._kept.append(each)
             self._uniform.pop(place, None)
             if func in MADE_OF_NOTHING or func in FILLING:
                 self._note_uniform(func, args, kwargs, each)
@@ -146,11 +162,10 @@ class Origins:
                 self._sources[place] = _NOTHING
                 continue
             was = self._contents.get(place)
-            self._contents[place] = self.name(known, at, was, geometry_of(each))
+            self._contents[place] = self._identified((known, at, was, geometry_of(each)))
             self._sources[place] = before | self._sources.get(place, _NOTHING)
             if title in COPIES and place_of(args[0]) in self._uniform:
                 self._uniform[place] = self._uniform[place_of(args[0])]
-        return result
 
     def _note_uniform(self, func: Any, args: Any, kwargs: Any, result: Tensor) -> None:
         place = place_of(result)
@@ -180,9 +195,12 @@ class Origins:
         """Return the identifier of a computation from its parts, such as a function and
         its arguments.
         """
-        weights: list[str] = []
         with unobserved():
-            form: Any = self._form(parts, weights)
+            return self._identified(parts)
+
+    def _identified(self, parts: tuple[Any, ...]) -> Identifier:
+        weights: list[str] = []
+        form: Any = self._form(parts, weights)
         several = len(weights) > 1 and len(set(weights)) > 1
         if several:
             form = *form, ("weights", *weights)
@@ -205,11 +223,17 @@ class Origins:
                 [each if type(each) in _AS_IT_IS else self._form(each, weights) for each in value]
             )
         if kind is dict:
+            if not value:
+                return ()
             return tuple([(key, self._form(each, weights)) for key, each in value.items()])
         if kind in _EXACT:
             return kind.__name__, value
         if kind in _INEXACT:
             return f"number {value!r}"  # the sign of a zero matters, too
+        if kind is Identifier:
+            if value.weight:
+                weights.append(value.weight)
+            return self._plain[value.number]
         if isinstance(value, Tensor):
             place = place_of(value)
             known = self._contents.get(place)
@@ -219,10 +243,6 @@ class Origins:
             if known.weight:
                 weights.append(known.weight)
             return "tensor", self._plain[known.number], geometry_of(value)
-        if kind is Identifier:
-            if value.weight:
-                weights.append(value.weight)
-            return self._plain[value.number]
         if isinstance(value, list | tuple):
             return tuple([self._form(each, weights) for each in value])
         if isinstance(value, float | complex):
@@ -234,3 +254,10 @@ class Origins:
         except TypeError:
             return repr(value)
         return type(value).__name__, value
+
+
+@functools.cache
+def _writes(title: str) -> bool:
+    """Return whether a function with this name writes to its first argument."""
+    is_method = title.endswith("_") and not title.endswith("__")
+    return is_method or title.startswith("__i") or title in ("__setitem__", "__set__")

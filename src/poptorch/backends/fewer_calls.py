@@ -33,7 +33,9 @@ def _leave_out_transposes(graph: fx.Graph) -> None:
         (source,) = node.args
         if source.target is aten.t.default:
             node.replace_all_uses_with(source.args[0])
-    graph.eliminate_dead_code(is_impure_node=lambda node: node.target is not aten.t.default)
+    for node in reversed(graph.find_nodes(op="call_function", target=aten.t.default)):
+        if not node.users:
+            graph.erase_node(node)
 
 
 class _Storages:
