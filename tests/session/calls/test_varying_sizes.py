@@ -1203,6 +1203,43 @@ def test_indices_are_checked_for_every_size() -> None:
         executor(torch.full((4, 7), 50))
 
 
+@pytest.mark.parametrize("programs", [0, 1, 4])
+@pytest.mark.parametrize("iterations", [1, 2])
+@pytest.mark.parametrize("earlier", [(5,), (5, 9)], ids=["the first size", "all sizes"])
+@pytest.mark.parametrize("shape", [(0, 5, 8), (4, 0, 8), (0, 9, 8)], ids=str)
+def test_an_empty_batch_is_refused_and_no_option_is_suggested(
+    shape: tuple[int, ...], earlier: tuple[int, ...], iterations: int, programs: int
+) -> None:
+    opts = options(iterations=iterations)
+    opts = opts.programs(programs) if programs else opts
+    executor = poptorch.inferenceModel(of(lambda m, x: m.linear(x)), opts)
+    for length in earlier[: 1 if programs == 1 else None]:
+        executor(normal(4, length, 8))
+
+    with pytest.raises(poptorch.Error, match="Zero-sized tensors are unsupported") as caught:
+        executor(normal(*shape))
+
+    assert str(shape) in str(caught.value)
+    assert "if x.numel() > 0" in str(caught.value)
+    assert "options.programs" not in str(caught.value)
+    assert executor(normal(4, 5, 8)).shape == (4, 5, 8)
+
+
+@pytest.mark.parametrize("rows", [4, 3])
+def test_an_empty_batch_is_refused_in_training(rows: int) -> None:
+    model = Classifier()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    executor = poptorch.trainingModel(model, options(accumulation=2), optimizer)
+    for count in (4, rows):
+        executor(tokens(count, 5), torch.arange(count) % 3)
+    before = copy.deepcopy(model.state_dict())
+
+    with pytest.raises(poptorch.Error, match="Zero-sized tensors are unsupported"):
+        executor(tokens(0, 5), torch.arange(0))
+
+    torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
+
+
 def test_a_program_without_sizes_that_vary_is_unchanged() -> None:
     assert torch.equal(infer(torch.relu, normal(3)), normal(3).relu())
 

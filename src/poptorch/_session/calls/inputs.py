@@ -366,6 +366,7 @@ class Inputs:
             detail = f"expected {self._dtypes[at]} but got {tensor.dtype}"
             _mismatch(f"Data type mismatch for {path}", detail)
         if tensor.shape != self._shapes[at]:
+            _refuse_empty(path, tensor)  # no option allows that size
             detail = f"expected {tuple(self._shapes[at])} but got {tuple(tensor.shape)}"
             if self.reason is None:
                 _mismatch(f"Shape mismatch for {path}", detail)
@@ -440,13 +441,20 @@ def _mismatch(title: str, detail: str, fix: tuple[str, ...] = _RENEW) -> NoRetur
     raise error
 
 
-def _check_batch(path: str, tensor: torch.Tensor, loops: Loops) -> None:
+def _refuse_empty(path: str, tensor: torch.Tensor) -> None:
     if 0 in tensor.shape:
         raise Error(
             "Zero-sized tensors are unsupported",
             got=f'input "{path}" has shape {tuple(tensor.shape)}',
-            fix="omit the argument, or pass None",
+            fix=(
+                "skip calls whose inputs are empty: if x.numel() > 0: model(x)",
+                "or omit the argument or pass None, if forward allows that",
+            ),
         )
+
+
+def _check_batch(path: str, tensor: torch.Tensor, loops: Loops) -> None:
+    _refuse_empty(path, tensor)
     if not tensor.dim() and loops.slices > 1:
         raise AssertionFailure(
             "Invalid batch dimension: the batch does not divide into micro-batches",
