@@ -19,7 +19,7 @@ from .._base.errors import Error
 from .._ir import block_labels, slots
 from .._ir.block_labels import Label, Visit
 from .._ir.conditions import Conditions
-from .._ir.graph import Graph, graph_module
+from .._ir.graph import Graph, graph_module, remove_dead_nodes
 from .._ir.slots import Kind, Slot, narrowed
 from .._ir.symbolic import NotSymbolic, Symbols, settled, sizes_of
 from .._ops import annotate
@@ -379,7 +379,7 @@ def _without_unchanged(graph: Graph) -> Graph:
     kept = [(slot, node) for slot, node in graph.results if given.get(slot.key) is not node]
     fxgraph = graph.module.graph
     fxgraph.output_node().args = (tuple(node for _, node in kept),)
-    fxgraph.eliminate_dead_code()
+    remove_dead_nodes(fxgraph)
     inputs, outputs = [], tuple(slot for slot, _ in kept)
     written = {slot.key for slot in outputs}
     for node, slot in graph.arguments.items():

@@ -17,7 +17,7 @@ from .._base.nested_values import dtypes_of, with_tensors
 from .._base.thread_safety import holding
 from .._ir.block_labels import line_of, note_on
 from .._ir.compiler_pass import is_left_out
-from .._ir.graph import copied, lazily
+from .._ir.graph import copied, lazily, remove_dead_nodes
 from .._ir.operators import Operator, acts, may_view, writes
 from .._ir.symbolic import computes_size
 from .._ir.tensors import Tensors
@@ -160,7 +160,7 @@ def _clean(graph: fx.Graph) -> None:
         if node.target in IDENTITIES or copied_input:
             node.replace_all_uses_with(source)
             graph.erase_node(node)
-    graph.eliminate_dead_code(is_impure_node=acts)
+    remove_dead_nodes(graph, acts)
     graph.lint()
 
 

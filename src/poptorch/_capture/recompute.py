@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from .._ir.block_labels import forget_kept, is_kept, label_of, relabel
-from .._ir.graph import Graph, copy_node
+from .._ir.graph import Graph, copy_node, remove_dead_nodes
 from .._ir.operators import is_mask, may_view
 from .._ops.effects import is_control_flow, is_effect
 from .._ops.identities import after_gradient
@@ -26,7 +26,7 @@ def recomputed(graph: Graph) -> Graph:
             if source in inside and source not in copies.kept:
                 node.replace_input_with(source, copies.made_for(node, source))
         copies.seen(node)
-    fxgraph.eliminate_dead_code()
+    remove_dead_nodes(fxgraph)
     fxgraph.lint()
     graph.module.recompile()
     return graph

@@ -178,10 +178,26 @@ def compose(
         slot for slot in outputs.values() if slot.kind not in handed_over and slot.key not in drop
     ]
     graph.output(tuple(values[slot.key] for slot in result))
-    graph.eliminate_dead_code()
+    remove_dead_nodes(graph)
     graph.lint()
     module = graph_module(attributes, graph)
     return Graph(name, module, tuple(inputs.values()), tuple(result))
+
+
+def remove_dead_nodes(
+    graph: fx.Graph, is_impure: Callable[[fx.Node], bool] = fx.Node.is_impure
+) -> None:
+    """Remove nodes that nothing uses, except for impure ones. The graph must be in order.
+
+    Torch's method also checks the graph, and asks about each node whether it is impure, which takes
+    most of the time.
+    """
+    if graph.find_nodes(op="get_attr"):  # perhaps of a body, whose dead nodes are removed as well
+        graph.eliminate_dead_code(is_impure)
+        return
+    for node in reversed(graph.nodes):
+        if not node.users and not is_impure(node):
+            graph.erase_node(node)
 
 
 def _free_inputs(parts: Sequence[Graph]) -> list[Slot]:

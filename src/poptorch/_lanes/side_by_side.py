@@ -16,7 +16,7 @@ from torch import fx
 
 from .._base import private
 from .._base.errors import Error
-from .._ir.graph import Graph, copied, copy_node, graph_module, placeholder
+from .._ir.graph import Graph, copied, copy_node, graph_module, placeholder, remove_dead_nodes
 from .._ir.micro_batches import Lanes
 from .._ir.operators import SHAPE_ONLY, acts, draws, generator_of, of_shape, view_of
 from .._ir.plan import RESULTS
@@ -109,7 +109,7 @@ class _Vectorizer:
                     self._total(node)
             results = [self._result(slot, node) for slot, node in self._source.results]
         self._graph.output(tuple(map(self._recorder.node_of, results)))
-        self._graph.eliminate_dead_code(is_impure_node=acts)
+        remove_dead_nodes(self._graph, acts)
         self._graph.lint()
         ends = self._source.inputs, self._source.outputs
         module = graph_module(self._parts, self._graph)
