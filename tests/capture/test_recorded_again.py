@@ -15,6 +15,7 @@ from helpers.captures import capture
 from helpers.cases import slow_but_the_first
 from helpers.wrapping import Having, normal
 from poptorch._capture import recorded_again
+from poptorch._capture.known_results import KnownResults
 
 
 def layers(net: Having, x: torch.Tensor) -> torch.Tensor:
@@ -176,13 +177,13 @@ def test_torch_is_asked_once_about_an_operator_that_writes_its_first_argument(
 def test_torch_is_asked_once_for_pointwise_calls_on_several_shapes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    asked, usual = [], recorded_again._Calls._recorded
+    asked, usual = [], KnownResults.outcome
 
-    def seeing(calls: Any, func: Any, *rest: Any) -> Any:
+    def seeing(results: KnownResults, func: Any, *rest: Any) -> Any:
         asked.append(func)
-        return usual(calls, func, *rest)
+        return usual(results, func, *rest)
 
-    monkeypatch.setattr(recorded_again._Calls, "_recorded", seeing)
+    monkeypatch.setattr(KnownResults, "outcome", seeing)
     described(products_of_several_shapes)
 
     # by two modes for the first shape, and by one for the second shape

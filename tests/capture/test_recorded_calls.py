@@ -1,4 +1,4 @@
-"""The step of an optimizer is recorded without torch's tracer, as the tracer records it."""
+"""An update of weights is recorded without torch's tracer, as the tracer records it."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,6 +9,7 @@ from torch import fx
 
 from poptorch._base import private
 from poptorch._capture import purity, trace
+from poptorch._capture.known_results import KnownResults
 from poptorch._capture.recorded_calls import recorded_calls
 
 Tensors = list[torch.Tensor]
@@ -56,7 +57,14 @@ def differentiated(tensors: Tensors) -> Tensors:
 
 
 def with_several_results(tensors: Tensors) -> Tensors:
-    return [tensors[0].max(0)[0]]
+    halves = [half for each in tensors for half in each.split([1, 3])]
+    return [tensors[0].max(0)[0], tensors[1].max(0)[1], halves[3] - halves[1]]
+
+
+def called_again(tensors: Tensors) -> Tensors:
+    weight, gradient = tensors
+    written = [each.mul(2).add_(each).view(-1) for each in (weight, gradient, weight[1:])]
+    return [*written, *weight.max(0), *gradient.max(0)]
 
 
 def with_random_numbers(tensors: Tensors) -> Tensors:
@@ -73,10 +81,11 @@ RECORDED: list[Callable[[Tensors], Tensors]] = [
     products_in_half,
     made_of_nothing,
     a_trained_copy,
+    with_several_results,
+    called_again,
 ]
 LEFT_TO_TORCH: list[Callable[[Tensors], Tensors]] = [
     differentiated,
-    with_several_results,
     with_random_numbers,
     turned_in_place,
 ]
@@ -133,6 +142,8 @@ def as_tuple(argument: Any) -> Any:
 
 def known_about(value: Any) -> Sequence[Any]:
     """Return all that a graph knows about a value."""
+    if isinstance(value, list | tuple):
+        return [*map(known_about, value)]
     if not isinstance(value, torch.Tensor):
         return ()
     layout = value.shape, value.stride(), value.storage_offset()
@@ -178,3 +189,18 @@ def test_an_operator_that_the_tracer_replaces_is_left_to_it() -> None:
         found = recorded_calls(lambda given: [given[0] * 2], tensors, mode, replaced)
 
     assert found is None
+
+
+def test_results_of_a_call_like_an_earlier_one_are_only_created(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    created, usual = list[int](), KnownResults.created
+
+    def counting(results: KnownResults, outcome: Any, tensors: Tensors) -> Any:
+        created.append(len(tensors))
+        return usual(results, outcome, tensors)
+
+    monkeypatch.setattr(KnownResults, "created", counting)
+    recorded(lambda tensors: [tensors[0] + 1, tensors[1] + 1, tensors[1] + 2, tensors[0].neg()])
+
+    assert created == [1]

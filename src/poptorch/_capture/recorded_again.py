@@ -21,7 +21,7 @@ import operator
 import re
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -31,48 +31,23 @@ from .._base import private
 from .._ir.compiler_pass import is_left_out
 from .._ir.operators import Operator, call_draws
 from .._ops.pointwise_results import likeness, model_of
+from .known_results import CallResults, KnownResults, Result, Unlike
 
 REPEATED_CALLS = "repeated calls"
 aten = torch.ops.aten
 
-_HOST = torch.device("cpu")
-_NUMBERS = {
-    int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format,
-}  # fmt: skip
+_INPUTS = "eager_input_vals"
 _WRITING = {aten.copy_.default, aten.fill_.Scalar, aten.fill_.Tensor, aten.zero_.default}
 _DEPENDS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
 
-class _Unlike(Exception):  # noqa: N818 (the call is recorded by torch)
-    """The arguments of a call have properties that are not compared, so torch has to record it."""
-
-
-@dataclass(frozen=True)
-class _Result:
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    dtype: torch.dtype
-    offset: int
-    described: Any  # torch's note about it
-
-
-@dataclass(frozen=True)
-class _RecordedCall:
-    """The node and the results that torch made for a call."""
-
-    name: str  # of its node, without a number
-    results: tuple[_Result | None, ...]
-    several: type | None  # of what holds the results, if it is not a tensor
-    viewed: int | None  # the tensor among the arguments whose memory the results have
-    written: bool = False  # whether the result is the first argument, which was written
-
-
 def quickly(mode: Any) -> contextlib.AbstractContextManager[object]:
     """Within the block, record repeated calls on tensors of a mode quickly, in this thread."""
-    cls, manager = private.optional("FakeTensor"), private.optional("in_kernel_invocation_manager")
-    if cls is None or manager is None or is_left_out(REPEATED_CALLS):
+    results = KnownResults.of(mode)
+    if results is None or is_left_out(REPEATED_CALLS):
         return contextlib.nullcontext()
-    calls, thread = _Calls(mode, cls, manager), threading.get_ident()
+    calls, thread = _Calls(results), threading.get_ident()
+    without_functions = private.optional("DisableTorchFunction") or contextlib.nullcontext
 
     def proxy_call(
         usual: Callable[..., Any],
@@ -87,7 +62,8 @@ def quickly(mode: Any) -> contextlib.AbstractContextManager[object]:
 
         if pre_dispatch or threading.get_ident() != thread or not _is_plain(func, args, kwargs):
             return by_torch()
-        return calls.record(proxy_mode.tracer, func, args, kwargs, by_torch)
+        with without_functions():  # they would be asked about each attribute that is read here
+            return calls.record(proxy_mode.tracer, func, args, kwargs, by_torch)
 
     return private.replacing({"proxy_call": proxy_call})
 
@@ -109,15 +85,17 @@ def _writes_first(func: Any) -> bool:
 
 
 class _Calls:
-    """The calls of one trace; ``cls`` is the class of the mode's tensors."""
+    """The calls of one trace."""
 
-    def __init__(self, mode: Any, cls: Any, without_modes: Any) -> None:
-        self._mode, self._cls, self._without_modes = mode, cls, without_modes
+    def __init__(self, results: KnownResults) -> None:
+        self._results = results
         self._slot, self._set_slot = private.get_proxy_slot, private.set_proxy_slot
-        self._known: dict[tuple[Any, ...], _RecordedCall | None] = {}
-        self._pointwise: dict[tuple[Any, ...], _RecordedCall] = {}  # of some shape
+        self._known: dict[tuple[Any, ...], CallResults | None] = {}
+        self._pointwise: dict[tuple[Any, ...], CallResults] = {}  # of some shape
         self._describes = private.optional("extract_tensor_metadata")
-        self._names: dict[Any, str] = {}  # of nodes, by operators that are not decomposed
+        self._names: dict[Any, str] = {}  # of nodes, by operator
+        self._whole = set[Any]()  # operators with one result that are not decomposed
+        self._with_inputs = set[Any]()  # operators at whose nodes torch notes the inputs, too
 
     def record(
         self,
@@ -127,15 +105,12 @@ class _Calls:
         kwargs: dict[str, Any],
         by_torch: Callable[[], Any],
     ) -> Any:
-        like: list[Any] = [func, torch.get_default_dtype(), torch.is_grad_enabled()]
-        tensors: list[torch.Tensor] = []
         try:
-            self._describe((args, *kwargs, *kwargs.values()), like, tensors)
+            key, tensors = self._results.described(func, args, kwargs)
             slots = {id(each): self._slot_of(each, tracer) for each in tensors}
-        except _Unlike:
+        except Unlike:
             return by_torch()
-        key = tuple(like)
-        if key not in self._known and func in self._names:
+        if key not in self._known and func in self._whole:
             self._known[key] = self._of_other_shapes(func, tensors, args, kwargs)
         if key not in self._known:
             before = len(tracer.graph.nodes)
@@ -147,48 +122,26 @@ class _Calls:
             return by_torch()
 
         def node_of(value: Any) -> Any:
-            if type(value) is self._cls:
+            if isinstance(value, torch.Tensor):
                 return slots[id(value)].proxy.node
             if type(value) in (list, tuple):
                 return type(value)(map(node_of, value))
             return value
 
         nodes = {name: node_of(value) for name, value in kwargs.items()}
-        node = tracer.create_node("call_function", func, node_of(args), nodes, known.name)
+        node = self._node(tracer, func, node_of(args), nodes, self._names[func])
         kind = type(next(iter(slots.values())))
-        return self._results(known, tracer, node, tensors, kind)
-
-    def _describe(self, value: Any, like: list[Any], tensors: list[torch.Tensor]) -> None:
-        """Add the properties of an argument to the key, and its tensors to the list."""
-        kind = type(value)
-        if kind is self._cls:
-            plain = value.fake_mode is self._mode and value.constant is None
-            plain = plain and value.layout is torch.strided and value.fake_device == _HOST
-            memory = value.untyped_storage().nbytes()  # a symbol for a part of a symbolic tensor
-            sized = type(memory) is int and not value._has_symbolic_sizes_strides
-            if not (plain and sized) or value.is_conj() or value.is_neg() or value.is_inference():
-                raise _Unlike
-            like += value.shape, value.stride(), value.storage_offset(), value.dtype
-            like += value.requires_grad, memory
-            tensors.append(value)
-        elif kind in _NUMBERS:
-            like += kind, value
-        elif kind in (list, tuple):
-            like += kind, len(value)
-            for each in value:
-                self._describe(each, like, tensors)
-        else:
-            raise _Unlike
+        return self._noted(known, tracer, node, tensors, kind)
 
     def _slot_of(self, tensor: torch.Tensor, tracer: Any) -> Any:
         slot = self._slot(tensor, tracer, None)
         if slot is None or slot.constant is not None:
-            raise _Unlike
+            raise Unlike
         return slot
 
     def _seen(
         self, graph: fx.Graph, func: Any, tensors: list[torch.Tensor], results: Any, before: int
-    ) -> _RecordedCall | None:
+    ) -> CallResults | None:
         """Return what torch made of a call. Return None unless that is one node, whose results are
         new tensors or views of one argument, or the first argument, which it wrote over.
         """
@@ -198,16 +151,18 @@ class _Calls:
         nodes = list(itertools.islice(reversed(graph.nodes), count))[::-1]
         if not tensors or count != expected or nodes[0].target is not func:
             return None
-        name = re.sub(r"_\d+$", "", nodes[0].name)
         notes = [node.meta.get("tensor_meta") for node in nodes[several:]]
-        known = self._recorded(func, tensors, results, name, notes)
+        known = self._results.outcome(func, tensors, results, notes)
+        self._names[func] = re.sub(r"_\d+$", "", nodes[0].name)
+        if _INPUTS in nodes[0].meta:
+            self._with_inputs.add(func)
         if known is not None and not several:
-            self._names[func] = name
+            self._whole.add(func)
         return known
 
     def _of_other_shapes(
         self, func: Any, tensors: list[torch.Tensor], args: Any, kwargs: Any
-    ) -> _RecordedCall | None:
+    ) -> CallResults | None:
         """Return what torch would make of a call of an operator that it records as it is."""
         like = self._likeness(func, args, kwargs)
         known = self._pointwise.get(like)
@@ -217,7 +172,7 @@ class _Calls:
         if not isinstance(result, torch.Tensor) or self._describes is None:
             return None
         notes = [self._describes(result)]
-        made = self._recorded(func, tensors, result, self._names[func], notes)
+        made = self._results.outcome(func, tensors, result, notes)
         if like is not None and made is not None and made.viewed is None:
             model = model_of(tensors, made.written)
             if model is not None and _layout(model) == _layout(result):
@@ -231,104 +186,51 @@ class _Calls:
         like = likeness(args, kwargs, lambda tensor: tensor.requires_grad)
         return None if like is None else (func, *like)
 
-    def _recorded(
-        self,
-        func: Any,
-        tensors: list[torch.Tensor],
-        results: Any,
-        name: str,
-        notes: Sequence[Any],
-    ) -> _RecordedCall | None:
-        several = type(results) if type(results) in (tuple, list) else None
-        made = [results] if several is None else results
-        if not all(map(self._is_usual, made)):
-            return None
-        kinds = tuple(_kind(each, note) for each, note in zip(made, notes, strict=True))
-        if func._schema.is_mutable:
-            written = results is tensors[0]
-            return _RecordedCall(name, kinds, several, None, written) if written else None
-        if any(each is tensor for each in made for tensor in tensors):
-            return None
-        memories = [each.untyped_storage()._cdata for each in made if each is not None]
-        given = [each.untyped_storage()._cdata for each in tensors]
-        viewed = None
-        if not set(given).isdisjoint(memories):
-            if len({*memories}) > 1:
-                return None
-            viewed = given.index(memories[0])
-        elif len({*memories}) < len(memories):
-            return None
-        return _RecordedCall(name, kinds, several, viewed)
+    def _node(
+        self, tracer: Any, func: Any, args: Any, kwargs: dict[str, Any], name: str | None = None
+    ) -> fx.Node:
+        """Create a node. The tracer's own method only adds the values of inputs for some operators.
+        Deciding this takes a fifth of its time.
+        """
+        if func in self._with_inputs or not isinstance(tracer, fx.Tracer):
+            return tracer.create_node("call_function", func, args, kwargs, name)  # type: ignore[no-any-return]
+        return fx.Tracer.create_node(tracer, "call_function", func, args, kwargs, name)
 
-    def _is_usual(self, result: Any) -> bool:
-        if result is None:
-            return True
-        if type(result) is not self._cls or result.constant is not None or result.requires_grad:
-            return False
-        dense = result.layout is torch.strided and not result._has_symbolic_sizes_strides
-        return dense and result.fake_device == _HOST and not (result.is_conj() or result.is_neg())
-
-    def _results(
+    def _noted(
         self,
-        known: _RecordedCall,
+        known: CallResults,
         tracer: Any,
         node: fx.Node,
         tensors: list[torch.Tensor],
         kind: Any,
     ) -> Any:
-        base = None if known.viewed is None else tensors[known.viewed].untyped_storage()
-        made: list[torch.Tensor | None] = [
-            None if each is None else self._made(each, base) for each in known.results
-        ]
-        if known.written:
-            made = [tensors[0]]
+        """Return the results of a call, and note them on its node."""
+        made, snapshots = self._results.created_twice(known, tensors)
         if known.several is None:
             nodes = [node]
         else:
-            snapshots = [None if each is None else self._snapshot(each) for each in made]
             node.meta["val"] = known.several(snapshots)
-            nodes = [
-                tracer.create_node("call_function", operator.getitem, (node, at), {})
-                for at in range(len(made))
-            ]
-        for each, place, result in zip(made, nodes, known.results, strict=True):
+            parts = range(len(made))
+            nodes = [self._node(tracer, operator.getitem, (node, at), {}) for at in parts]
+        for each, snapshot, place, result in zip(
+            made, snapshots, nodes, known.results, strict=True
+        ):
             if each is not None and result is not None:
-                place.meta["val"] = self._snapshot(each)
+                place.meta["val"] = snapshot
                 place.meta["tensor_meta"] = result.described
                 self._set_slot(each, tracer, kind(fx.Proxy(place, tracer), None))
         return made[0] if known.several is None else known.several(made)
-
-    def _made(self, result: _Result, base: torch.UntypedStorage | None) -> torch.Tensor:
-        shape, stride, dtype = result.shape, result.stride, result.dtype
-        with self._without_modes(self._mode):
-            inner = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
-            if base is not None:
-                inner.set_(base, result.offset, shape, stride)
-        return self._cls(self._mode, inner, _HOST)  # type: ignore[no-any-return]
-
-    def _snapshot(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return another tensor with its memory, which the node keeps."""
-        with self._without_modes(self._mode):
-            inner = torch.ops.aten.detach.default(tensor)
-        return self._cls(self._mode, inner, _HOST)  # type: ignore[no-any-return]
 
 
 def _layout(tensor: torch.Tensor) -> tuple[torch.Size, tuple[int, ...]]:
     return tensor.shape, tensor.stride()
 
 
-def _resized(known: _RecordedCall, like: torch.Tensor) -> _RecordedCall:
+def _resized(known: CallResults, like: torch.Tensor) -> CallResults:
     """Return what torch makes of a call whose result has the shape and layout of a tensor."""
     (result,) = known.results
     assert result is not None
     shape, stride = tuple(like.shape), like.stride()
     offset = int(like.storage_offset()) if known.written else 0
     described = result.described._replace(shape=like.shape, stride=stride)
-    return replace(known, results=(_Result(shape, stride, result.dtype, offset, described),))
-
-
-def _kind(result: torch.Tensor | None, note: Any) -> _Result | None:
-    if result is None:
-        return None
-    shape = tuple(result.shape)
-    return _Result(shape, result.stride(), result.dtype, int(result.storage_offset()), note)
+    return replace(known, results=(Result(shape, stride, result.dtype, offset, described),))

@@ -1,23 +1,26 @@
 """Record a function that only calls operators, without torch's tracer.
 
 Torch's tracer serves any code: it keeps a proxy for each tensor, and asks several modes about each
-operator. The step of an optimizer calls operators that write, and that return one tensor. Creating
-a node for each of these calls takes half of the time. If a function does anything else, such as
-differentiating, nothing is recorded, and the caller uses torch's tracer.
+operator. The updates of weights only call operators. Creating a node for each of these calls takes
+half of the time. If a function does anything else, such as differentiating, nothing is recorded,
+and the caller uses torch's tracer.
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
 from torch import fx
 
+from .._base.nested_values import with_tensors
 from .._ir.graph import graph_module
 from .._ir.operators import Operator, call_draws
 from .._ir.tensors import Tensors
 from .._ops.dispatch import answering
+from .known_results import CallResults, KnownResults, Unlike
 
 _UNLIKE = {
     torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view,
@@ -38,11 +41,11 @@ def recorded_calls(
         mode: the mode of the inputs.
         decomposed: operators that the tracer replaces by others.
     """
-    calls = _RecordedCalls(decomposed)
+    calls = _RecordedCalls(decomposed, KnownResults.of(mode))
     for at, each in enumerate(inputs):
         calls.note(each, calls.graph.placeholder(f"tensors_{at}"))
     try:
-        with mode, answering(calls.answer):
+        with mode, torch.no_grad(), answering(calls.answer):
             results = function(list(inputs))
     except Exception:
         if calls.are_all:
@@ -54,14 +57,20 @@ def recorded_calls(
     calls.graph.output(tuple(nodes))
     with mode, torch.no_grad():
         for node in calls.graph.nodes:
-            if node.op != "output" and node.meta["val"].requires_grad:
-                node.meta["val"] = node.meta["val"].detach()
+            if node.op != "output":
+                node.meta["val"] = with_tensors(_without_gradient, node.meta["val"])
     return graph_module({}, calls.graph)
 
 
+def _without_gradient(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach() if tensor.requires_grad else tensor
+
+
 class _RecordedCalls:
-    def __init__(self, decomposed: Collection[Any]) -> None:
+    def __init__(self, decomposed: Collection[Any], results: KnownResults | None) -> None:
         self.graph = fx.Graph()
+        self._results = results
+        self._known: dict[tuple[Any, ...], CallResults | None] = {}
         self.are_all = True  # whether all calls so far were recorded
         self._decomposed = decomposed
         self._whole = set[Any]()  # operators that consist of no others
@@ -83,14 +92,36 @@ class _RecordedCalls:
 
     def answer(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self.are_all = self.are_all and self._is_plain(func, args, kwargs)
-        result = func(*args, **kwargs)
-        if self.are_all and isinstance(result, torch.Tensor):
-            nodes = {name: self.node_of(value) for name, value in kwargs.items()}
-            name = func.overloadpacket.__name__
-            node = self.graph.create_node("call_function", func, self.node_of(args), nodes, name)
+        if not self.are_all:
+            return func(*args, **kwargs)
+        result = self._result(func, args, kwargs)
+        nodes = {name: self.node_of(value) for name, value in kwargs.items()}
+        name = func.overloadpacket.__name__
+        node = self.graph.create_node("call_function", func, self.node_of(args), nodes, name)
+        if isinstance(result, torch.Tensor):
             self.note(result, node)
+        elif type(result) in (list, tuple):
+            node.meta["val"] = result
+            for at, each in enumerate(result):
+                part = self.graph.create_node("call_function", operator.getitem, (node, at))
+                self.note(each, part)
         else:
             self.are_all = False
+        return result
+
+    def _result(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._results is None:
+            return func(*args, **kwargs)
+        try:
+            key, tensors = self._results.described(func, args, kwargs)
+        except Unlike:
+            return func(*args, **kwargs)
+        known = self._known.get(key)
+        if known is not None:
+            made = self._results.created(known, tensors)
+            return made[0] if known.several is None else known.several(made)
+        result = func(*args, **kwargs)
+        self._known[key] = self._results.outcome(func, tensors, result, None)
         return result
 
     def _is_plain(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

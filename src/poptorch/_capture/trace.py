@@ -67,7 +67,7 @@ def trace(
     real: bool = False,
     stochastic: bool = False,
     runs: bool = True,
-    is_step: bool = False,
+    plain: bool = False,
 ) -> tuple[fx.GraphModule, list[torch.Tensor]]:
     """Trace a function of flat lists. Also return the constants, which are its last arguments.
 
@@ -78,10 +78,10 @@ def trace(
         real: whether tensors have values.
         stochastic: the graph rounds to float16 at random.
         runs: the graph will be run, and not only inspected.
-        is_step: the function is an optimizer's step, which usually only calls operators.
+        plain: the function usually only calls operators, as an update of weights does.
     """
     mode = mode_of(inputs)
-    if is_step:
+    if plain:
         with torchs_settings():
             recorded = recorded_calls(function, inputs, mode, _honest())
         if recorded is not None:
@@ -217,7 +217,8 @@ def _noting_lines() -> contextlib.AbstractContextManager[object]:
                 if code.co_name == "forward" and of_user(code.co_filename):
                     places.append((code.co_filename, frame.f_lineno))
                 frame = frame.f_back  # type: ignore[assignment]
-            node.stack_trace = text(tuple(reversed(places)))
+            if places:
+                node.meta["stack_trace"] = text(tuple(reversed(places)))
         return node
 
     return private.replacing({"create_node": create_node})

@@ -14,9 +14,7 @@ from .._ir.slots import Slot
 from .._ir.spec import OptimSpec
 
 
-def lower(
-    source: SlotFunction, stochastic: bool = False, runs: bool = True, is_step: bool = False
-) -> Graph:
+def lower(source: SlotFunction, stochastic: bool = False, runs: bool = True) -> Graph:
     keys = [slot.key for slot in source.inputs]
 
     def flat(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -25,7 +23,7 @@ def lower(
 
     mode = trace.fake_mode()
     inputs = [trace.fake_tensor(mode, slot.shape, slot.dtype) for slot in source.inputs]
-    module, constants = trace.trace(flat, inputs, stochastic=stochastic, runs=runs, is_step=is_step)
+    module, constants = trace.trace(flat, inputs, stochastic=stochastic, runs=runs, plain=True)
     assert not constants, f"{source.name} captured tensors from outside"
     return Graph(source.name, module, source.inputs, source.outputs)
 
@@ -56,10 +54,10 @@ def lower_update(make: MakeUpdate, slots: Sequence[Slot], optim: OptimSpec) -> G
     examples = {} if optim.traced is None else optim.traced.examples
     stepped = [slot for slot in slots if slot.weight in examples]
     if not examples or len(stepped) < len(examples):
-        return lower(make(slots, optim), is_step=optim.traced is not None)
+        return lower(make(slots, optim))
     few = replace(optim, traced=optim.traced and optim.traced.of_examples())
     of_few, whole = make(_chosen(stepped, examples), few), make(stepped, optim)
-    return _by_example(of_few, whole, examples, is_step=True)
+    return _by_example(of_few, whole, examples)
 
 
 def _chosen(slots: Sequence[Slot], examples: Mapping[str, str]) -> list[Slot]:
@@ -67,13 +65,12 @@ def _chosen(slots: Sequence[Slot], examples: Mapping[str, str]) -> list[Slot]:
 
 
 def _by_example(
-    of_few: SlotFunction, whole: SlotFunction, examples: Mapping[str, str], **how: bool
+    of_few: SlotFunction, whole: SlotFunction, examples: Mapping[str, str], runs: bool = True
 ) -> Graph:
-    """``how``: arguments of ``lower``."""
-    few = lower(of_few, **how)
+    few = lower(of_few, runs=runs)
     owners = _owners(few)
     if owners is None:
-        return lower(whole, **how)
+        return lower(whole, runs=runs)
     parts: dict[str, list[fx.Node]] = {}
     for node in few.operators:
         parts.setdefault(owners[node], []).append(node)

@@ -1,0 +1,184 @@
+"""Know the results of calls like earlier ones, and only create them.
+
+A result without values is described by its shape, type and memory layout. These are the same if the
+operator, the numbers among its arguments, and the shapes, types and memory layouts of its tensors
+are the same. Creating such a result takes a fraction of the time in which torch computes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .._base import private
+
+_HOST = torch.device("cpu")
+_NUMBERS = {
+    int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format,
+}  # fmt: skip
+
+
+class Unlike(Exception):  # noqa: N818 (torch has to compute the results of the call)
+    """The arguments of a call have properties that are not compared."""
+
+
+@dataclass(frozen=True)
+class Result:
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    offset: int
+    described: Any  # torch's note about it
+
+
+@dataclass(frozen=True)
+class CallResults:
+    """What a call returns."""
+
+    results: tuple[Result | None, ...]
+    several: type | None  # of what holds the results, if it is not a tensor
+    viewed: int | None  # the tensor among the arguments whose memory the results have
+    written: bool = False  # whether the result is the first argument, which was written
+
+
+class KnownResults:
+    """Describes calls on tensors of a mode, and creates their results. ``cls`` is the class of the
+    mode's tensors.
+    """
+
+    def __init__(self, mode: Any, cls: Any, without_modes: Any) -> None:
+        self._mode, self._cls, self._without_modes = mode, cls, without_modes
+
+    @classmethod
+    def of(cls, mode: Any) -> KnownResults | None:
+        """Return an object for a mode, or None if this release of torch has other tensors."""
+        of_mode = private.optional("FakeTensor")
+        without_modes = private.optional("in_kernel_invocation_manager")
+        return None if None in (of_mode, without_modes) else cls(mode, of_mode, without_modes)
+
+    def described(
+        self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], list[torch.Tensor]]:
+        """Return a key that calls with the same results have, and the tensors among the arguments.
+
+        Raises:
+            Unlike: there is no such key.
+        """
+        like: list[Any] = [func, torch.get_default_dtype(), torch.is_grad_enabled()]
+        tensors: list[torch.Tensor] = []
+        self._describe((args, *kwargs, *kwargs.values()), like, tensors)
+        return tuple(like), tensors
+
+    def _describe(self, value: Any, like: list[Any], tensors: list[torch.Tensor]) -> None:
+        """Add the properties of an argument to the key, and its tensors to the list."""
+        kind = type(value)
+        if kind is self._cls:
+            plain = value.fake_mode is self._mode and value.constant is None
+            plain = plain and value.layout is torch.strided and value.fake_device == _HOST
+            memory = value.untyped_storage().nbytes()  # a symbol for a part of a symbolic tensor
+            sized = type(memory) is int and not value._has_symbolic_sizes_strides
+            if not (plain and sized) or value.is_conj() or value.is_neg() or value.is_inference():
+                raise Unlike
+            like += value.shape, value.stride(), value.storage_offset(), value.dtype
+            like += value.requires_grad, memory
+            tensors.append(value)
+        elif kind in _NUMBERS:
+            like += kind, value
+        elif kind in (list, tuple):
+            like += kind, len(value)
+            for each in value:
+                self._describe(each, like, tensors)
+        else:
+            raise Unlike
+
+    def outcome(
+        self, func: Any, tensors: list[torch.Tensor], results: Any, notes: Sequence[Any] | None
+    ) -> CallResults | None:
+        """Return what is known about a call. Return None unless its results are new tensors or
+        views of one argument, or the first argument, which it wrote over.
+
+        ``notes``: what torch notes about each result, None for nothing.
+        """
+        several = type(results) if type(results) in (tuple, list) else None
+        made = [results] if several is None else results
+        if not all(map(self._is_usual, made)):
+            return None
+        notes = [None] * len(made) if notes is None else notes
+        kinds = tuple(_kind(each, note) for each, note in zip(made, notes, strict=True))
+        if func._schema.is_mutable:
+            written = bool(tensors) and results is tensors[0]
+            return CallResults(kinds, several, None, written) if written else None
+        if any(each is tensor for each in made for tensor in tensors):
+            return None
+        memories = [each.untyped_storage()._cdata for each in made if each is not None]
+        given = [each.untyped_storage()._cdata for each in tensors]
+        viewed = None
+        if not set(given).isdisjoint(memories):
+            if len({*memories}) > 1:
+                return None
+            viewed = given.index(memories[0])
+        elif len({*memories}) < len(memories):
+            return None
+        return CallResults(kinds, several, viewed)
+
+    def _is_usual(self, result: Any) -> bool:
+        if result is None:
+            return True
+        if type(result) is not self._cls or result.constant is not None or result.requires_grad:
+            return False
+        dense = result.layout is torch.strided and not result._has_symbolic_sizes_strides
+        return dense and result.fake_device == _HOST and not (result.is_conj() or result.is_neg())
+
+    def created(
+        self, outcome: CallResults, tensors: list[torch.Tensor]
+    ) -> list[torch.Tensor | None]:
+        """Return the results of a call on these tensors."""
+        if outcome.written:
+            return [tensors[0]]
+        return [*map(self._of_mode, self._parts(outcome, tensors))]
+
+    def created_twice(
+        self, outcome: CallResults, tensors: list[torch.Tensor]
+    ) -> tuple[list[torch.Tensor | None], list[torch.Tensor | None]]:
+        """Return the results of a call, and other tensors with their memory."""
+        if outcome.written:
+            return [tensors[0]], [self._snapshot(tensors[0])]
+        parts = self._parts(outcome, tensors)
+        return [*map(self._of_mode, parts)], [*map(self._of_mode, parts)]
+
+    def _parts(
+        self, outcome: CallResults, tensors: list[torch.Tensor]
+    ) -> list[torch.Tensor | None]:
+        """Return tensors on the device without memory. ``_of_mode`` makes tensors of the mode of
+        them, which share their storage.
+        """
+        base = None if outcome.viewed is None else tensors[outcome.viewed].untyped_storage()
+        made: list[torch.Tensor | None] = []
+        with self._without_modes(self._mode):
+            for each in outcome.results:
+                if each is None:
+                    made.append(None)
+                    continue
+                part = torch.empty_strided(each.shape, each.stride, dtype=each.dtype, device="meta")
+                if base is not None:
+                    part.set_(base, each.offset, each.shape, each.stride)
+                made.append(part)
+        return made
+
+    def _snapshot(self, tensor: torch.Tensor) -> torch.Tensor:
+        with self._without_modes(self._mode):
+            part = torch.ops.aten.detach.default(tensor)
+        return self._of_mode(part)  # type: ignore[no-any-return]
+
+    def _of_mode(self, part: torch.Tensor | None) -> Any:
+        return None if part is None else self._cls(self._mode, part, _HOST)
+
+
+def _kind(result: torch.Tensor | None, note: Any) -> Result | None:
+    if result is None:
+        return None
+    shape = tuple(result.shape)
+    return Result(shape, result.stride(), result.dtype, int(result.storage_offset()), note)
