@@ -7,7 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch.fx.experimental.proxy_tensor import make_fx
 
+import poptorch
 from helpers.compiled_graphs import Tensors, check
+from helpers.wrapping import Calling, options
 from poptorch._cpu.corrections import CORRECTIONS, put
 from poptorch._cpu.kernels import decompositions
 from poptorch._cpu.lowering import fakes, lower
@@ -30,6 +32,33 @@ def test_a_lazy_conjugate_is_computed_at_once() -> None:
 def test_a_factor_of_a_sum_is_a_separate_operator() -> None:
     found = operators(lambda x, y: torch.add(x, y, alpha=0.5), torch.ones(3), torch.ones(3))
     assert found == {aten.mul.Tensor, aten.add.Tensor}
+
+
+# Functions of integers whose results have the wrong type with torch's compiler alone.
+WHOLE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "sum": lambda x: x + 1j,
+    "sum with a factor": lambda x: torch.add(x, 1j, alpha=2),
+    "difference": lambda x: x - 1j,
+    "difference from a number": lambda x: 1j - x,
+    "product": lambda x: x * 2j,
+    "quotient": lambda x: x / 2j,
+    "product of flags": lambda x: (x > 1) * 2j,
+    "any byte": lambda x: x.to(torch.uint8).any() * 200 + 100,
+    "any byte of a row": lambda x: x.to(torch.uint8).view(1, 3).any(1),
+    "any byte of two dimensions": lambda x: x.to(torch.uint8).view(1, 3).any(dim=(0, 1)),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", WHOLE)
+def test_compiled_code_gives_results_of_integers_the_type_that_eager_torch_gives(name: str) -> None:
+    x = torch.tensor([1, 2, 3])
+
+    model = poptorch.inferenceModel(Calling(WHOLE[name]), options().backend("optimise"))
+    found = model(x)
+
+    assert model._executable.report().backend == "inductor"
+    torch.testing.assert_close(found, WHOLE[name](x))
 
 
 @pytest.mark.parametrize("expanded", [True, False])

@@ -12,16 +12,50 @@ from .kernels import Kernel, Kernels, when
 aten = torch.ops.aten
 
 
-def _has_a_factor(first: torch.Tensor, second: torch.Tensor, *, alpha: complex = 1) -> bool:
-    return alpha != 1
+def _is_whole(first: torch.Tensor, second: object, **_: Any) -> bool:
+    """Return whether a tensor of integers or flags meets a complex number."""
+    whole = not (first.is_floating_point() or first.is_complex())
+    return whole and isinstance(second, complex)
+
+
+def _in_complex(operator: Any) -> Kernel:
+    """Compute with complex numbers of the result's type. Torch 2.13 takes complex128 for integers
+    and a complex number, where eager torch takes complex64.
+    """
+
+    @when(_is_whole)
+    def compute(first: torch.Tensor, second: complex, **options: Any) -> Any:
+        return operator(first.to(torch.result_type(first, second)), second, **options)
+
+    return compute
+
+
+def _has_a_factor(first: torch.Tensor, second: Any, *, alpha: complex = 1) -> bool:
+    return alpha != 1 or _is_whole(first, second)
 
 
 @when(_has_a_factor)
-def add(first: torch.Tensor, second: torch.Tensor, *, alpha: complex = 1) -> torch.Tensor:
+def add(first: torch.Tensor, second: Any, *, alpha: complex = 1) -> Any:
     """Compute without ``addmm``, because torch 2.13 makes it from ``add(x, mm(a, b), alpha=f)`` and
     forgets the factor.
     """
+    if _is_whole(first, second):
+        first = first.to(torch.result_type(first, second))
     return first + second * alpha
+
+
+def _is_byte(tensor: torch.Tensor, *_: Any, **__: Any) -> bool:
+    return tensor.dtype == torch.uint8
+
+
+def _any_byte(operator: Any) -> Kernel:
+    """Return bytes, as eager torch does for bytes. Torch's compiler returns flags."""
+
+    @when(_is_byte)
+    def compute(tensor: torch.Tensor, *where: Any, **options: Any) -> Any:
+        return operator(tensor != 0, *where, **options).to(torch.uint8)
+
+    return compute
 
 
 def _is_expanded(tensor: torch.Tensor, *_: Any, **__: Any) -> bool:
@@ -51,6 +85,9 @@ def select(tensor: torch.Tensor, dim: int, index: int) -> torch.Tensor:
 
 CORRECTIONS: Kernels = {
     aten.add.Tensor: add,
+    **{each: _in_complex(each) for each in (aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor)},
+    aten.rsub.Scalar: _in_complex(aten.rsub.Scalar),
+    **{each: _any_byte(each) for each in (aten.any.default, aten.any.dim, aten.any.dims)},
     aten.index_put.default: put,
     aten.select_copy.int: Kernel(select),
     # Kernels that compiled code calls may not know that a tensor is a lazy conjugate of its memory.
