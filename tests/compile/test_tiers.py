@@ -258,6 +258,27 @@ def test_compiling_begins_on_an_idle_core_and_ends_with_the_model(
     assert not Path(f"/proc/{pid}").exists()
 
 
+@pytest.mark.slow
+def test_compiling_for_one_size_ends_when_one_program_serves_all_sizes(
+    eager_to_compile: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tiers.Cores, "idle", lambda *_: 1.0)
+    monkeypatch.setattr(compiler_processes, "_CODE", "import time; time.sleep(600)")
+    model = training()
+    losses_of(model, 2)
+    job = model._executable._job
+    pid = job.processes[0].process.pid
+    is_alive = job.end.alive
+    del job
+
+    model(X.repeat(2, 1), Y.repeat(2, 1))
+
+    assert is_alive
+    assert not Path(f"/proc/{pid}").exists()
+    assert model._executable._job is not None  # of the code for all sizes
+    model.destroy()
+
+
 def evaluated(model: poptorch.PoplarExecutor) -> None:
     model.eval()
     model(X)

@@ -250,7 +250,9 @@ class Session:
         except Error as error:
             if not error.of_batch:
                 raise
-            unlike = error
+            # Its frames refer to the present program, and this one to it: a program that is
+            # replaced, and its compilation in another process, would live until a collection.
+            unlike = error.with_traceback(None)
         else:
             return self._returned(*call.run(*prepared))
         parts = self._shares(arguments)
