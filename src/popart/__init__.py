@@ -60,7 +60,7 @@ class SyntheticDataMode(IntEnum):
 
 
 class VirtualGraphMode(IntEnum):
-    """``virtualGraphMode``: who places operators."""
+    """``virtualGraphMode``: how operators are assigned to chips."""
 
     Off = 0
     Manual = 1

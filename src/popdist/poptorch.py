@@ -32,8 +32,8 @@ class _Distributed(type(poptorch.Options().Distributed)):  # type: ignore[misc]
         _refuse("Distributed.setEnvVarNames", _SET_BY_POPRUN)
 
     def stageProcesses(self, processes: int) -> Self:
-        """Raise a ``RuntimeError``, unless the number is the launcher's, by which ``popdist``
-        counts replicas.
+        """Raise a ``RuntimeError``, unless the number equals the launcher's setting, from which
+        ``popdist`` computes the number of replicas.
         """
         if processes != popdist.getNumStageProcesses():
             _refuse(
@@ -63,7 +63,7 @@ class Options(poptorch.Options):
         ipus_per_replica: number of chips of each replica, as set by the launcher.
 
     Raises:
-        ValueError: the number differs from the launcher's.
+        ValueError: the number differs from the launcher's setting.
     """
 
     def __init__(self, ipus_per_replica: int | None = None) -> None:

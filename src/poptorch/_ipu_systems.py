@@ -79,7 +79,9 @@ def current() -> System:
 
 
 def system_of(text: object = None) -> System:
-    """Return the system to estimate for: the given one, else this machine's, else the default."""
+    """Return the system for an estimate: the given one, or if there is none, the system of this
+    machine. Without either, it is the default system.
+    """
     if text is not None:
         return parse(text)
     present = current()
@@ -96,8 +98,8 @@ def parse(text: object, title: str = "There is no such system") -> System:
             title,
             got=repr(text),
             fix=(
-                "use a number of chips, or kind:number with one of the kinds "
-                f"{', '.join(KINDS)}; 0 means a machine without IPUs"
+                f"use kind:number, for example mk2:16, with one of the kinds {', '.join(KINDS)}; "
+                "or only a number of chips; 0 means a machine without IPUs"
             ),
         )
     return System(KINDS[match[1] or "mk2"], int(match[2]))

@@ -253,13 +253,13 @@ def _holder(entry: Mapping[str, Any]) -> Holder:
     own = entry["process"]
     numbers = (entry["device"], *entry["chips"], own["pid"])
     if not all(type(number) is int and 0 <= number < _MOST for number in numbers):
-        raise ValueError(f"numbers of devices and of a process: {numbers}")
+        raise ValueError(f"a number of a device or process is not valid: {numbers}")
     if not own["pid"] or not all(isinstance(own[name], str) for name in ("command", "user")):
-        raise ValueError(f"no process: {own}")
+        raise ValueError(f"the entry does not describe a process: {own}")
     started = None if own["started"] is None else float(own["started"])
     since = float(entry["since"])
     if not math.isfinite(since):
-        raise ValueError(f"no time: {since}")
+        raise ValueError(f"the time of the reservation is not valid: {since}")
     process = ProcessIdentity(own["pid"], started, own["command"], own["user"])
     return Holder(entry["device"], tuple(entry["chips"]), process, since)
 

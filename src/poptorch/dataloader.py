@@ -432,8 +432,8 @@ class AsynchronousDataAccessor:
         """Return the next element.
 
         Raises:
-            AssertionError: the data set raised (its traceback is in the text; a new iteration may
-                be begun), the process was killed, or it was terminated.
+            AssertionError: the data set raised an error, whose traceback is in the message (you can
+                begin a new iteration); the process was killed; or it was terminated.
         """
         return self._consumer.next()
 
@@ -544,8 +544,8 @@ def _check(options: Any, dataset: Any, async_options: dict[str, Any] | None) -> 
         raise InvalidType("DataLoader takes a data set", got="options, but no data set", fix=_CALL)
     if isinstance(dataset, Iterator) and not hasattr(type(dataset), "__getitem__"):
         raise InvalidType(
-            "A data set must be readable again in each epoch",
-            got=f"a {type(dataset).__name__}, which can be read once",
+            "The data set can be read only once, but every epoch reads it again",
+            got=f"a {type(dataset).__name__}",
             fix=(
                 "pass a list: DataLoader(options, list(samples))",
                 "for data that do not fit into memory: a torch.utils.data.IterableDataset, whose "

@@ -124,8 +124,8 @@ class PoplarExecutor:
         """Run an update of a compiled model on micro-batches of different sizes.
 
         Args:
-            arguments: of the whole batch, by position and by name.
-            each: of each micro-batch.
+            arguments: the arguments for the whole batch, by position and by name.
+            each: the arguments for each micro-batch.
         """
         try:
             run = self._session.run_micro_batches

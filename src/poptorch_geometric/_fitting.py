@@ -1,4 +1,4 @@
-"""Fit graphs to fixed sizes: leave out random nodes and edges, and add graphs of padding."""
+"""Fit graphs to fixed sizes: leave out random nodes and edges, and add padding graphs."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ class Trimmer:
     """Decides which nodes and edges of some graphs stay.
 
     One random node (edge) of every type is protected in each graph, and also the first nodes of the
-    first graph if requested. The others to leave out are drawn at random. If an edge of padding
+    first graph if requested. The others to leave out are drawn at random. If a padding edge
     needs a node, one node less than allowed stays.
     """
 
@@ -147,7 +147,7 @@ class Trimmer:
         self._drop_dangling()
 
     def _without_room(self, edges_too: bool) -> set[Any]:
-        """Return types of nodes that are full although edges of padding need one of them."""
+        """Return the types of nodes that leave no node for the padding edges that need one."""
         needed: set[Any] = set()
         for kind, most in self._most_edges.items():
             count = _count(self._edges, kind)

@@ -113,8 +113,8 @@ def _label_level(name: str, lengths: list[Any], nodes: list[Any], edges: list[An
     if lengths == nodes:
         return NODE
     raise AssertionFailure(
-        "Incorrect input data: the labels y have a row neither for each node nor for each graph",
-        got=f"y has {lengths} rows; the graphs have {nodes} nodes",
+        "Incorrect input data: the labels y have neither one row per node nor one row per graph",
+        got=f"the labels of the graphs have {lengths} rows; the graphs have {nodes} nodes",
         fix="use one row of y for each node, or one row for each graph",
     )
 

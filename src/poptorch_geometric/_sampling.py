@@ -245,7 +245,7 @@ def _attribute(store: Any, name: str | None, order: Tensor) -> Tensor | None:
         return None
     if name not in store:
         raise Error(
-            "The graph does not have the attribute to sample by",
+            "The graph does not have the attribute by which edges are sampled",
             got=repr(name),
             fix=f"use an attribute of the graph: {', '.join(map(str, store.keys()))}",
         )

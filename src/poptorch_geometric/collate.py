@@ -25,7 +25,7 @@ def make_exclude_keys(include_keys: Sequence[str], data: Any) -> tuple[str, ...]
 
 
 class FixedSizeCollater:
-    """Make batches of one size: the samples, then graphs of padding.
+    """Make batches of one size: the samples, then padding graphs.
 
     Args:
         fixed_size_options: the sizes; ``to_hetero`` converts them if samples have types.
@@ -98,7 +98,7 @@ class FixedSizeCollater:
                 "The collater cannot create additional graphs to pad nodes and edges",
                 got=(
                     f"{len(graphs)} samples use all {sizes.num_graphs} graphs, and "
-                    f"{missing['nodes']} nodes and {missing['edges']} edges of padding are "
+                    f"{missing['nodes']} padding nodes and {missing['edges']} padding edges are "
                     "missing"
                 ),
                 fix=("allow one more graph for padding: FixedSizeOptions(num_graphs=samples + 1)"),
@@ -131,7 +131,9 @@ class FixedSizeCollater:
 
 
 def _as_micro_batch(batch: Any) -> Any:
-    """Let a batch of graphs store its own numbers, because other batches will follow it."""
+    """Store the numbers of nodes and edges in a batch of graphs. Once batches are joined, their
+    tensors no longer show these numbers.
+    """
     if not isinstance(batch, BaseData):
         return batch
     nodes, edges = _graphs.node_counts(batch), _graphs.edge_counts(batch)

@@ -71,7 +71,7 @@ def knn_graph(
         k: how many neighbours.
         batch: [N], the example of each point.
         loop: whether a point is its own neighbour.
-        flow: "source_to_target", or "target_to_source" for edges the other way round.
+        flow: "source_to_target", or "target_to_source" for edges in the opposite direction.
         cosine: by angle rather than by distance.
         num_workers, batch_size: no effect on results.
 

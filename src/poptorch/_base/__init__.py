@@ -1,3 +1,3 @@
-"""Provide what every room may use: errors, environment variables, source locations, the log."""
+"""Provide what every package may use: errors, environment variables, source locations, the log."""
 
 VERSION = "0.2.0"

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-_DEPTH = 4  # of objects in objects that are looked at
+_DEPTH = 4  # levels of objects in objects that are looked at
 _ATOMS = (
     *(bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device),
     *(enum.Enum, os.PathLike),

@@ -24,8 +24,8 @@ Handler = Callable[[int, FrameType | None], Any]
 
 _NUMBERS = sorted(int(number) for number in signal.valid_signals())
 _main = threading.main_thread().ident
-_handlers: list[Any] = []  # of all signals, when they were last read
-_theirs: dict[int, Handler] = {}  # those of them that are functions
+_handlers: list[Any] = []  # the handlers of all signals, when they were last read
+_theirs: dict[int, Handler] = {}  # those handlers that are functions
 _RESEND_SECONDS = 0.5  # seconds until a handler's exception is raised again
 _noted: list[tuple[int, FrameType | None]] = []
 _depth = 0
@@ -177,7 +177,7 @@ def _restore_handlers(handlers: dict[int, Handler]) -> None:
 
 
 def _renew() -> None:
-    """Start anew in a forked process, which has one thread and its own signals."""
+    """Reset the state in a forked process, which has one thread and its own signals."""
     global _depth, _main
     _depth, _main = 0, threading.get_ident()
     _noted.clear()

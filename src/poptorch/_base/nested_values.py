@@ -73,7 +73,7 @@ def _import(name: str) -> None:
 
 class Level(NamedTuple):
     items: Iterable[Any]
-    keys: tuple[Any, ...] | None  # of a dict, or the names of fields
+    keys: tuple[Any, ...] | None  # keys of a dict, or names of fields
     build: Callable[[list[Any]], Any]  # makes the same container with other items
     dotted: bool = False  # whether paths are ``x.y`` instead of ``x[y]``
 
@@ -155,12 +155,12 @@ class Structure:
     contents.
     """
 
-    path: str  # of the value: ``x``, ``x[0]``, ``x[key]``, ``x.y``
+    path: str  # path of the value: ``x``, ``x[0]``, ``x[key]``, ``x.y``
     kind: type  # torch.Tensor for tensors of all classes
     children: tuple[Structure, ...] = ()
     keys: tuple[Any, ...] | None = None
     build: Callable[[list[Any]], Any] | None = None  # None for tensors and constants
-    value: Any = None  # of a constant
+    value: Any = None  # value of a constant
 
     @functools.cached_property
     def _leaves(self) -> tuple[Structure, ...]:
@@ -246,7 +246,7 @@ def _describe(
 @dataclass(frozen=True)
 class StructureDifference:
     kind: str  # "Type", "Length", "Keys" or "Value"
-    path: str  # of the element that differs
+    path: str  # path of the element that differs
     detail: str  # the expected value first, then the actual one
 
     @property

@@ -54,8 +54,8 @@ def is_running(pid: int) -> bool:
     return _started(pid) is not None
 
 
-forks = 0  # between this process and the one that imported the library
-# of other threads than Python's; OpenMP waits for its threads, also in eager torch
+forks = 0  # number of forks between this process and the one that imported the library
+# threads of other kinds than Python's; OpenMP waits for its threads, also in eager torch
 fork_lost_threads = False
 
 

@@ -42,7 +42,7 @@ class Parts:
 
 
 def _now() -> tuple[float, float]:
-    times = os.times()  # of this process and of the processes that it waited for
+    times = os.times()  # includes the processes that this process waited for
     return time.perf_counter(), sum(times[:4])
 
 

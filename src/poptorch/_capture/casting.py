@@ -22,7 +22,7 @@ Named = dict[str, Any]
 
 _MIXTURE = {torch.float16, torch.float32}
 _LABELS = frozenset({F.cross_entropy, F.nll_loss, F.one_hot, torch.gather, torch.Tensor.gather})
-# These decide in float whatever the types of operands are, because 0.1 in half is not 0.1 in float.
+# These compare in float for operands of any type, because 0.1 in half is not 0.1 in float.
 _DECIDING = frozenset(("isclose", "allclose"))
 # Torch promotes operands of different types for these ...
 _PROMOTING = frozenset((

@@ -21,7 +21,7 @@ def reuse(graph: fx.Graph) -> None:
             raise Error(
                 "Random numbers cannot be drawn here, because forward has set the state of the "
                 "random generator",
-                got=f"{draw.operator}, which drew with other arguments before",
+                got=f"{draw.operator} draws from a state from which it drew with other arguments",
                 where=draw.line,
                 fix="draw once, keep the result in a variable, and use the variable again",
             )

@@ -25,7 +25,7 @@ _SIGN = {aten.add.Tensor: 1, aten.sub.Tensor: -1}
 
 
 class _Window(NamedTuple):
-    """Positions along a dimension, or one position, whose dimension the result does not have."""
+    """Positions along a dimension, or a single position, which removes the dimension."""
 
     start: torch.Tensor
     size: int
@@ -40,7 +40,7 @@ def _places(window: _Window, extent: int) -> torch.Tensor:
     if not window.is_slice:
         first = torch.where(first < 0, first + extent, first)
         return first + torch.arange(size, device=first.device)
-    # As in Python, a negative index counts from the end, and so does the index after the last one.
+    # As in Python, negative indices count from the end. This includes the index after the last one.
     from_end = torch.where(first + size < 0, first + extent, extent)
     first = torch.where(first < 0, from_end, first)
     return first + torch.arange(0, size, step, device=first.device)

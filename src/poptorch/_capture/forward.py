@@ -54,8 +54,8 @@ class Request:
     # Returns the given number of micro-batches at the beginning of the call, as the user passed
     # them.
     sample: Callable[[int], list[list[torch.Tensor]]] | None = None
-    replicas: int = 1  # each has its own values of what forward changes
-    processes: int = 1  # each has this number of replicas
+    replicas: int = 1  # each has its own copy of the tensors that forward changes
+    processes: int = 1  # each runs ``replicas`` replicas
     # (short name, tensor name); names of other tensors than those of forward or backward are
     # ignored
     anchors: tuple[tuple[str, str], ...] = ()

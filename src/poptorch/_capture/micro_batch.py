@@ -60,7 +60,7 @@ class Micro:
     host_outputs: Mapping[int, torch.Tensor]
     names: tuple[str, ...]  # names of the tensors that can be anchored
     overlaps: Mapping[str, str]  # by slot key, the mode of transfers that overlap with computation
-    # of blocks; the labels of nodes contain indices of visits
+    # visits of blocks, in order; the labels of nodes contain indices of this list
     visits: tuple[Visit, ...] = (Visit(),)
     exchanging: bool = False  # replicas exchange tensors, so they must run side by side
     decided: tuple[Decision, ...] = ()  # state whose values decided a Python branch
@@ -70,7 +70,7 @@ class Micro:
         ModuleAttribute, ...
     ] = ()  # attributes whose values were computed from what changes
     lost: bool = False  # forward stored tensors without values in attributes, which were restored
-    conditions: Conditions | None = None  # of symbolic sizes, if some are
+    conditions: Conditions | None = None  # conditions on symbolic sizes, if there are such sizes
 
 
 @functools.cache

@@ -103,7 +103,7 @@ class Draws:
     """The random draws of one capture.
 
     Args:
-        users: generators that are known to be the user's.
+        users: generators that are known to belong to the user.
         earlier: what an earlier capture of the same ``forward`` left open.
     """
 
@@ -178,7 +178,7 @@ class Draws:
         if body_draws(result):
             state = _bytes(self._mine.get_state())
             if state not in self._new:
-                raise _refused(f"{func}, a loop or branch that draws random numbers", _LOOP_FIX)
+                raise _refused(f"{func} is a loop or branch that draws random numbers", _LOOP_FIX)
             self._replace_state(state, self._mine, self._draw(str(func), state), ())
         return result
 
@@ -194,7 +194,7 @@ class Draws:
             self._keep(stream)
             self._own.add(state)
         else:
-            raise _refused(f"{_name(func)} in a loop or branch", _LOOP_FIX)
+            raise _refused(f"{_name(func)} is called in a loop or branch", _LOOP_FIX)
         return result
 
     def _stream(self, func: Any, args: tuple[Any, ...], kwargs: Any) -> torch.Generator:
@@ -232,7 +232,8 @@ class Draws:
         self, drawn: _Drawn, stream: torch.Generator, func: Any, args: Any, kwargs: Any
     ) -> Any:
         if _described(func, args, kwargs) != drawn.call:
-            raise _refused(f"{_name(func)}, but {drawn.draw.operator} drew at this position before")
+            earlier = drawn.draw.operator
+            raise _refused(f"{_name(func)} draws from a state from which {earlier} drew before")
         with marked(replace(drawn.draw, line=source.calling_line())):
             result = func(*_from(None, args), **_from(None, kwargs))
         if drawn.value is not None:
@@ -258,7 +259,7 @@ class Draws:
         if value is None and self._earlier is None and stream is not self._mine:
             return func(*args, **kwargs)
         if value is None:
-            raise _refused(f"{_name(func)}, whose numbers depend on values")
+            raise _refused(f"the numbers that {_name(func)} draws depend on values of tensors")
         if func._schema.is_mutable:
             return args[0].copy_(value)
         return value.clone()

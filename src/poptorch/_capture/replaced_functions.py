@@ -1,5 +1,5 @@
-"""Define what takes the place of functions of torch that mean something else, or need more, in a
-program of fixed shapes, or that cannot be used with symbolic sizes.
+"""Define replacements for functions of torch that have another meaning in a program with fixed
+shapes, that need more arguments there, or that cannot be used with symbolic sizes.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Decide what Python code may do with symbolic sizes, and what it may keep of them.
 
 A size is an instance of ``int`` for the user's code, which may branch on that. What ``float``,
-``int``, ``len`` and ``math.sqrt`` return for it is symbolic, too. A size that becomes text is a
-number from then on, because the text decides what follows: the key of a dictionary, or how long it
-is. A program for all sizes must leave no symbols behind, because code that reads them later expects
-numbers.
+``int``, ``len`` and ``math.sqrt`` return for it is symbolic, too. If a size is converted to text,
+its number is used and becomes a constant, because the program may depend on the text, for example
+on a key of a dictionary or on the length of the text. A program for all sizes must leave no symbols
+behind, because code that reads them later expects numbers.
 """
 
 from __future__ import annotations

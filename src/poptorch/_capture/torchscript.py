@@ -1,8 +1,9 @@
 """Support calls of TorchScript in ``forward``, whose interpreter replaces all exceptions by its
 own.
 
-If a script reads the value of a boolean tensor, this is a branch. If it reads any other number, it
-computes with it, and the number would stay that of the first inputs.
+If a script reads the value of a boolean tensor, it branches on that value. If it reads any other
+number, it computes with the number, and the program would use the number of the first inputs for
+all inputs.
 """
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ def trace(
 
 
 def _give_values(graph: fx.Graph, inputs: Tensors, mode: Any) -> None:
-    """Let all inputs have values without data of one mode; most have what the tracer gave them."""
+    """Give all inputs fake tensors of one mode. Most inputs already have one from the tracer."""
     for placeholder, tensor in zip(graph.find_nodes(op="placeholder"), inputs, strict=True):
         if getattr(placeholder.meta.get("val"), "fake_mode", None) is not mode:
             placeholder.meta["val"] = mode.from_tensor(tensor.detach())

@@ -127,8 +127,9 @@ def _is_whole(view: fx.Node, root: fx.Node) -> bool:
 
 
 def _results(node: fx.Node, places: _Places, mode: Any) -> list[Any] | None:
-    """Return, without data, what the pure operator makes, and then the new values of what the
-    written view was made from, up to all of the memory; None if these are not those of the write.
+    """Return fake tensors for the result of the pure operator, and for the new value of each tensor
+    from which the written view was made, up to the one that has all of the memory. Return None if
+    these would differ from the results of the write.
     """
     inputs = [each.meta.get("val") for each in node.all_input_nodes]
     if any(getattr(each, "fake_mode", None) is not mode for each in inputs):

@@ -1,6 +1,6 @@
 """Provide what all commands share: help pages with examples, and error messages.
 
-Commands end silently when the reader of their output has gone.
+Commands end silently if the program that reads their output ends first, as ``head`` does.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def page(example: str) -> dict[str, Any]:
 
 
 def command(main: Callable[..., int]) -> Callable[..., int]:
-    """Print wrong use as one message, and end silently when the reader of the output has gone."""
+    """Print wrong use as one message. End silently if the program that reads the output ends."""
 
     @functools.wraps(main)
     def run(arguments: Sequence[str] | None = None) -> int:

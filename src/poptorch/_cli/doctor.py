@@ -68,7 +68,7 @@ def _script(path: str, arguments: list[str], most: int | None) -> int:
     except SystemExit as end:
         broken = end.code not in (None, 0)
     except BrokenPipeError:
-        raise  # there is no reader for what is printed
+        raise  # no program reads the output any more
     except Exception as error:
         broken = True
         print(f"The script failed:\n{_described_error(error, path)}")

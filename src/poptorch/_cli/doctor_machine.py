@@ -65,8 +65,9 @@ def _torch() -> Iterator[Diagnosis]:
         except private.MissingName:
             lost.append(private.ROWS[name][1])
     if lost:
-        fix = "install a release that pip install poptorch accepts"
-        yield Diagnosis("torch", f"{versions}; it lacks private names, so {lost[0]}", fix)
+        fix = "install a version of torch that this version of poptorch supports"
+        text = f"{versions}; names that poptorch uses are missing, so {lost[0]}"
+        yield Diagnosis("torch", text, fix)
     else:
         yield Diagnosis("torch", versions)
 
@@ -105,7 +106,7 @@ def _caches() -> Iterator[Diagnosis]:
         yield Diagnosis(
             "caches",
             f"compiled code is not kept for later runs: {why}",
-            "name a folder of yours in TORCHINDUCTOR_CACHE_DIR",
+            "set TORCHINDUCTOR_CACHE_DIR to a folder that only you can write to",
         )
     else:
         files = [*folder.glob(f"*{CODE_SUFFIX}")]
@@ -117,10 +118,10 @@ def _caches() -> Iterator[Diagnosis]:
         named = env.get(variable)
         problem_with = folders.problem_with(Path(named), on_the_way=False) if named else None
         if problem_with is not None:
-            fix = f"name a folder of yours in {variable}, or unset it"
+            fix = f"set {variable} to a folder that only you can write to, or unset it"
             yield Diagnosis("caches", f"{variable}={named}: {problem_with}", fix)
     if not signed_code.name():
-        fix = "name a file of yours in POPTORCH_KEY_FILE"
+        fix = "set POPTORCH_KEY_FILE to a file that only you can read and write"
         yield Diagnosis("caches", "there is no key to sign compiled code with", fix)
 
 
@@ -128,7 +129,11 @@ def _disk(folder: Path) -> Iterator[Diagnosis]:
     free = shutil.disk_usage(folder).free
     if free < LEAST_DISK:
         text = f"only {free / MIB:.0f} MiB of disk are free for {folder}"
-        yield Diagnosis("caches", text, "poptorch cache trim, or another TORCHINDUCTOR_CACHE_DIR")
+        fix = (
+            "remove old compiled programs with poptorch cache trim, or set TORCHINDUCTOR_CACHE_DIR "
+            "to a folder on another disk"
+        )
+        yield Diagnosis("caches", text, fix)
 
 
 def _threads() -> Iterator[Diagnosis]:
@@ -140,7 +145,7 @@ def _threads() -> Iterator[Diagnosis]:
     most = max(1, math.floor(cores))
     text = f"{threads} for {cores:g} cores; {idle:.1f} cores are idle now"
     if threads > most:
-        fix = f"export OMP_NUM_THREADS={most}, or torch.set_num_threads({most})"
+        fix = f"export OMP_NUM_THREADS={most}, or call torch.set_num_threads({most})"
         yield Diagnosis("threads", f"{text}: the threads wait for one another", fix)
     else:
         yield Diagnosis("threads", text)
@@ -166,10 +171,11 @@ def _memory() -> Iterator[Diagnosis]:
     free = resources.available_memory()
     text = f"{free / GIB:.1f} GiB free of {resources.memory_size() / GIB:.1f} GiB"
     if free < LEAST_MEMORY:
-        fix = "end other programs; options.laneMemory(bytes) and smaller micro-batches need less"
-        yield Diagnosis("memory", f"{text}: the C++ compiler alone may need as much", fix)
+        fix = "end other programs, or use smaller micro-batches or options.laneMemory(bytes)"
+        yield Diagnosis("memory", f"{text}: the C++ compiler may need this much", fix)
     elif resources.memory_can_be_refused():
-        yield Diagnosis("memory", f"{text}; it is limited, so that state is copied before a call")
+        text += "; a limit applies to it, so poptorch copies the state before each call"
+        yield Diagnosis("memory", text)
     else:
         yield Diagnosis("memory", text)
 

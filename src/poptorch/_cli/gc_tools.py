@@ -28,7 +28,7 @@ _UNKNOWN = "N/A"
 def monitor(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="gc-monitor",
-        description="The devices of the system, and the processes that hold them.",
+        description="List the devices of the system, and the processes that hold them.",
         **page("gc-monitor\ngc-monitor --json --no-card-info"),
     )
     parser.add_argument("--no-card-info", action="store_true", help="do not list devices")
@@ -116,7 +116,7 @@ def _facts(system: System, holders: Sequence[Holder], cards: bool) -> dict[str, 
 def info(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="gc-info",
-        description="The device ids of the system, single chips and groups of them.",
+        description="List the device ids of the system: single chips, and groups of chips.",
         **page("gc-info\ngc-info --device-id 0 --json"),
     )
     parser.add_argument(

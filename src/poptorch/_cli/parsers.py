@@ -217,7 +217,7 @@ def _counts(text: str) -> tuple[int, ...]:
     try:
         return scaling.counts_of([int(each) for each in text.split(",")])
     except ValueError:
-        raise argparse.ArgumentTypeError(f"numbers such as 8,64,1024, not {text}") from None
+        raise argparse.ArgumentTypeError(f"must be numbers such as 8,64,1024, not {text}") from None
 
 
 def _add_report(commands: Any) -> None:

@@ -31,7 +31,7 @@ from .commands import command, page
 
 KILLED = 128  # a shell adds this to the number of the signal that ended a program
 NODES = Path("/sys/devices/system/node")
-_LOST = signal.SIGUSR1  # tells this host's agent that another host is lost
+_LOST = signal.SIGUSR1  # sent to this host's agent when another host is lost
 # ssh's status if the host cannot be reached or the connection breaks; the shell on that host can
 # return it, too
 _UNREACHED = 255
@@ -142,7 +142,10 @@ def parser() -> argparse.ArgumentParser:
         "--min-instances",
         type=_number(1),
         metavar="N",
-        help="if a host is lost or no restart is left, continue with N processes (default: all)",
+        help=(
+            "if a host is lost or all restarts are used, continue with fewer processes, but at "
+            "least N (default: all are needed)"
+        ),
     )
     add("--oversubscribe", action="store_const", const=True,
         help="start more instances than the machine has cores and memory for")  # fmt: skip

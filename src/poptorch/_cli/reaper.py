@@ -1,4 +1,4 @@
-"""Kill what is left of a launcher that has ended: ``python reaper.py LAUNCHER FOLDER``.
+"""Kill the remaining processes of a launcher that has ended: ``python reaper.py LAUNCHER FOLDER``.
 
 The program waits until its standard input ends. Only the launcher has the other end, so the program
 also notices ``kill -9``. Then it asks each process with the launcher's id in its environment to

@@ -1,4 +1,4 @@
-"""Call the other rooms in order: capture, build, place, schedule, compile."""
+"""Call the other packages in order: capture, build, place, schedule, compile."""
 
 from .cache import differences, flat_fields, store_of
 from .pipeline import CompiledModel, compile, with_stages, wrapped

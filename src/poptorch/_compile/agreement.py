@@ -113,12 +113,10 @@ def _compare(facts: Mapping[str, str], what: str, title: str, fix: str) -> None:
     facts_by_process = _job.compare(facts, what)
     lines = []
     for index, own in facts_by_process.items():
-        differing = differences(own, facts_by_process[0])
-        lines += [
-            f"process {index}, against process 0 ('there'): {line}" for line in differing[:_SHOWN]
-        ]
+        differing = differences(own, facts_by_process[0], f"in process {index}", "in process 0")
+        lines += differing[:_SHOWN]
         if len(differing) > _SHOWN:
-            lines.append(f"process {index}: and {len(differing) - _SHOWN} more")
+            lines.append(f"and {len(differing) - _SHOWN} more differences in process {index}")
     if lines:
         raise Error(title, got="\n".join(lines), fix=fix)
 

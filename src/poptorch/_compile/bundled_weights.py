@@ -25,7 +25,7 @@ class FlatParameters:
     graph: Graph
     optim: OptimSpec | None  # the optimizer over these tensors; None in inference
     bundles: tuple[Bundle, ...] = ()  # the weights that share a storage
-    shards: tuple[Shard, ...] = ()  # the bundles of which each process updates a part
+    shards: tuple[Shard, ...] = ()  # the bundles that each process updates only in part
 
 
 def bundled(

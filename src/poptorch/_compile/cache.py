@@ -105,7 +105,7 @@ class Store:
         except FileNotFoundError:
             return None
         except (archive.InvalidFile, KeyError, OSError) as error:
-            warn("Compiled code %s is compiled again: %s", path, error)
+            warn("The compiled code in %s cannot be used and is compiled again: %s", path, error)
             return None
         with contextlib.suppress(OSError):  # another process may just have removed it
             os.utime(path)
@@ -132,7 +132,8 @@ class Store:
         try:
             _loaded[key] = builder.load(code)
         except Exception as error:  # after any error, the graph can be compiled again
-            warn("Compiled code %s is compiled again: %s", self.path(key), error)
+            text = "The compiled code in %s cannot be used and is compiled again: %s"
+            warn(text, self.path(key), error)
             return None
         return _loaded[key]
 
@@ -391,8 +392,13 @@ def _facts(data: bytes) -> Facts:
     return {one_line(name): one_line(text) for name, text in facts.items()}
 
 
-def differences(own_facts: Facts, other_facts: Facts) -> list[str]:
-    """Describe the differences; of differing operators, only the first in each graph."""
+def differences(
+    own_facts: Facts, other_facts: Facts, here: str = "here", there: str = "there"
+) -> list[str]:
+    """Describe the differences; of differing operators, only the first in each graph.
+
+    ``here`` and ``there`` say in the texts where the facts come from.
+    """
     lines, graphs = [], set()
     for name in sorted({*own_facts, *other_facts}, key=_order):
         if own_facts.get(name) == other_facts.get(name):
@@ -405,7 +411,8 @@ def differences(own_facts: Facts, other_facts: Facts) -> list[str]:
                 continue
             graphs.add(graph)
         lines.append(
-            f"{name}: {own_facts.get(name, 'absent')} here, {other_facts.get(name, 'absent')} there"
+            f"{name}: {own_facts.get(name, 'absent')} {here}, "
+            f"{other_facts.get(name, 'absent')} {there}"
         )
     return lines
 
@@ -418,15 +425,15 @@ def _order(name: str) -> tuple[bool, str, str]:
 def _miss(folder: Path, facts: Facts) -> str:
     if any(folder.glob(f"{_digest_of_facts(facts)}*{SUFFIX}")):
         return (
-            "the code there is signed with the key of another home folder and is not run; "
-            "set POPTORCH_KEY_FILE to use one key for all of them"
+            "the stored code is not run, because it is signed with the key of another home folder; "
+            "to use the same key everywhere, set POPTORCH_KEY_FILE"
         )
     near = [differences(facts, entry.facts) for entry in entries(folder, NEAREST_OF)]
     if not near:
         return "the cache is empty"
     nearest = min(near, key=len)
     more = f"; and {len(nearest) - 3} more" if len(nearest) > 3 else ""
-    return "nearest entry differs in " + "; ".join(nearest[:3]) + more
+    return "the most similar entry differs in " + "; ".join(nearest[:3]) + more
 
 
 def trim(

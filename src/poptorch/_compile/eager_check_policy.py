@@ -300,7 +300,7 @@ def _updates_differ(optimizer: str, found: Sequence[Difference]) -> Error:
 
 def _lanes_differ(found: Sequence[Difference]) -> Error:
     return Error(
-        "Micro-batches that run side by side give other results than one after another",
+        "Micro-batches give different results when they run side by side",
         got="\n".join(map(str, found[:_SHOWN])),
         fix=(
             (

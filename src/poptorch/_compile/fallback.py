@@ -42,7 +42,7 @@ class WithFallback:
         self._left = FIRST
         self._snapshot: Snapshot | None = Snapshot(plan.program)
         self.gave_up = False
-        # of the fast executable, after the calls that keep a copy
+        # the shortcut of the fast executable, after the calls that keep a copy
         self.shortcut: Callable[[State], Compiled | None] | None = None
 
     def run(self, state: State, batch: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:

@@ -1,4 +1,4 @@
-"""Trace the pure functions that other rooms return, so that they become graphs."""
+"""Trace the pure functions that other packages return, so that they become graphs."""
 
 from __future__ import annotations
 

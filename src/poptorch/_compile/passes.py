@@ -95,7 +95,7 @@ def check_overlap(batched: Batched, spec: Spec) -> None:
     if spec.placement.strategy is Strategy.PIPELINED:
         raise Error(
             "Overlapped IO is not supported with poptorch.PipelinedExecution",
-            got="the default execution strategy; this rule also applies to a single device",
+            got="PipelinedExecution, which is the default strategy, also on a single device",
             fix="use options.setExecutionStrategy(poptorch.ShardedExecution())",
         )
     if not spec.locations.io_tiles:
@@ -310,13 +310,13 @@ def check_names(names: Collection[str]) -> None:
 
 
 def passes_text() -> str:
-    head = ["", "pass", "room", "needs", "makes", "can be left out", "what it does"]
+    head = ["", "pass", "package", "needs", "makes", "can be left out", "what it does"]
     made = {each.makes for each in PASSES}
     rows = [
         [
             str(number),
             each.name,
-            each.room,
+            each.package,
             ", ".join(name for name in each.needs if name in made) or "-",
             each.makes or "-",
             ", ".join(each.optional) or "-",

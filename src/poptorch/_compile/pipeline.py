@@ -34,7 +34,7 @@ class CompiledModel:
     plan: Plan  # the program and its placement
     executable: backends.Executable  # made by the backend
     micro: _capture.Micro  # a single micro-batch, as it was captured
-    conditions: Conditions | None  # of symbolic sizes, if some are, also those of lanes
+    conditions: Conditions | None  # conditions on symbolic sizes, including those of lanes
 
     @property
     def device(self) -> torch.device:

@@ -98,7 +98,7 @@ class PlanCode:
         return sizes
 
     def found(self) -> dict[str, Compiled]:
-        """Return the code that is there, by the name of its graph."""
+        """Return the code that is already compiled, by the name of its graph."""
         found = ((name, self._find(name, key)) for name, key in self.keys.items())
         return {name: function for name, function in found if function is not None}
 

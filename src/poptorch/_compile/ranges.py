@@ -18,24 +18,27 @@ from .._ir.graph import Graph
 from .._ir.symbolic import NotSymbolic, with_other_example_sizes
 from ..backends import Compiled, conditions_of
 
-MOST = 6  # codes of one graph, so that a graph with many conditions is not compiled again and again
+# The largest number of versions of one graph's code. Without a limit, a graph with many conditions
+# would be compiled again and again.
+MOST = 6
 _REMEMBERED = 1024  # combinations of sizes
 
 KeyOf = Callable[[Graph], str | None]
 
 
 class SizeRange:
-    """Sizes that satisfy the same ones of some conditions, and the code of a graph for them.
+    """A range of sizes for which the same conditions hold, and the code of a graph for this range.
 
     Args:
-        graph: with example sizes for this range.
-        met: the conditions.
+        graph: the graph with example sizes in this range.
+        met: the conditions that hold.
     """
 
     def __init__(self, graph: Graph, key: str | None, met: Conditions = ALWAYS) -> None:
         self.graph, self.key, self._met = graph, key, met
         self.code: Compiled | None = None
-        self.rest: dict[tuple[bool, ...], SizeRange] = {}  # of sizes that the code does not serve
+        # the ranges that the code does not serve, by the conditions that hold in them
+        self.rest: dict[tuple[bool, ...], SizeRange] = {}
 
     def excludes(self, sizes: Sizes) -> bool:
         """Return whether there is code, and it does not serve these sizes."""
@@ -48,7 +51,7 @@ class SizeRange:
         """Return the range of sizes that the code does not serve.
 
         Raises:
-            NotSymbolic: no sizes can stand for these.
+            NotSymbolic: no example sizes were found in this range.
         """
         met, truths = self._conditions, self.truths(sizes)
         graph = with_other_example_sizes(self.graph, lambda each: met.truths(each) == truths)
@@ -67,7 +70,7 @@ class SizeRange:
 
 
 class Ranges:
-    """The codes of a graph. A call runs the code that serves the sizes of its arguments.
+    """The versions of a graph's code. A call runs the one that serves the sizes of its arguments.
 
     Args:
         interpreted: makes a function that runs the graph with all sizes.

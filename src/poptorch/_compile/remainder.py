@@ -31,7 +31,7 @@ from .lower import lower
 
 _T = TypeVar("_T")
 _WHOLE = (
-    "pass as many rows as a whole batch has, or a multiple, or leave the last batch out: "
+    "pass as many rows as a complete batch has, or a multiple, or leave out the last batch: "
     "drop_last=True"
 )
 CheckOf = Callable[[_capture.Request], EagerCheck]
@@ -270,7 +270,7 @@ class _Joined:
         for pairs in found.values():
             if pairs[0][1].kind is not Kind.GRADIENT and len(pairs) != len(self.runs):
                 raise Error(
-                    "forward returns another number or shape of results for a shorter batch",
+                    "forward returns a different number or shape of results for a shorter batch",
                     got=(
                         f"{len(pairs)} of {len(self.runs)} parts of the batch return "
                         f"{pairs[0][1].key}"

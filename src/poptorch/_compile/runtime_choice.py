@@ -43,7 +43,7 @@ POLL_SECONDS = 0.5  # seconds between two checks for a free core or the exported
 EXPORTING, SHARE = 10.0, 0.5  # seconds of an export; without a free core, it waits for this share
 # Seconds of timed calls, and the smallest and the largest number of timed calls of each.
 TRIAL, FEWEST, MOST = 0.25, 3, 50
-# Seconds of calls of one of both that are not timed after the other one has run. OpenMP's threads
+# Seconds of calls of one runtime that are not timed after the other one has run. OpenMP's threads
 # spin for a few milliseconds after a call, on the cores of the next one, and the caches are cold.
 SETTLED = 0.006
 GAIN = 0.95  # the share of compiled code's time below which a copy of the weights is justified
@@ -77,7 +77,7 @@ class Unsuitable(Exception):  # noqa: N818 (nothing went wrong)
     """ONNX Runtime cannot run the program. The message says why.
 
     Args:
-        stays: whether this is so in other processes, too.
+        stays: whether this is also true in other processes.
     """
 
     def __init__(self, why: str, stays: bool = False) -> None:
@@ -110,7 +110,7 @@ class Other:
             raise Unsuitable("the program has no text form")
         checked = plan.spec.precision.check_indices
         if any(each != () for each in preconditions(plan.program.graphs, checked).values()):
-            raise Unsuitable("a call may fail because of a value")
+            raise Unsuitable("a call may raise an error because of a value")
         needed, free = sum(s.bytes for s in plan.program.stored.values()), available_memory()
         if needed > _MEMORY * free:
             raise Unsuitable(f"the weights take {needed >> 20} MiB; {free >> 20} MiB are free")
@@ -163,17 +163,17 @@ class Other:
 
         Raises:
             Unsuitable: a value may be treated differently than in eager PyTorch. For example,
-                pooling drops values that are no numbers.
+                pooling ignores NaN.
         """
         assert self._executable is not None, "only called when it is there"
         if state.writes.released:  # a session may read weights where they are
             state.writes.restore()
         if not self.fits(state) and any(map(_has_nan, state.values.values())):
-            raise Unsuitable("a weight is no number")
+            raise Unsuitable("a weight is NaN")
         try:
             return self._executable.run(state.for_second_executable(), batch)
         except InputNotFinite as error:
-            raise Unsuitable("an input is infinite or no number") from error
+            raise Unsuitable("an input is infinite or NaN") from error
 
     def shortcut(self, state: State) -> Compiled | None:
         """Return the function of the session for the present weights, if there is one."""
@@ -192,15 +192,16 @@ class Fastest:
         self._ours, self._plan, self._code = ours, plan, code
         # what the next call does, or None once compiled code has been chosen
         self._do: NextCall | None = Fastest._wait
-        # of ONNX Runtime, once it has been chosen
+        # the shortcut of ONNX Runtime, once ONNX Runtime has been chosen
         self.shortcut: Callable[[State], Compiled | None] | None = None
         self._other: Other | None = None
         self._choice: Choice | None = None
         self._cores, self._next_poll = Cores(), 0.0
-        self._calls = 0  # of compiled code, and while both are timed, of both
+        self._calls = 0  # number of calls, of either runtime
         self._spent, self._enough = 0.0, EARLY  # seconds of calls of compiled code
-        self._times: tuple[list[float], list[float]] = ([], [])  # of compiled code, of the other
-        # whose turn it is, and when the turn began
+        # seconds of the timed calls: of compiled code, and of ONNX Runtime
+        self._times: tuple[list[float], list[float]] = ([], [])
+        # whether the present calls run ONNX Runtime, and when this began
         self._turn_of_other, self._turn = False, 0.0
         self._session = 0.0  # seconds that it took to make a session
         self._since = 0  # calls of compiled code since the weights have changed
@@ -250,7 +251,7 @@ class Fastest:
 
     def _advance(self) -> None:
         if self._ours.report().backend != self._code.builder.name:
-            raise Unsuitable("compiled code was given up")
+            raise Unsuitable("the program no longer runs compiled code")
         if self._other is None:
             self._other = Other(self._plan, self._code)
             self._choice = self._code.store.choice(self._other.key)
@@ -324,9 +325,9 @@ class Fastest:
         return ""
 
     def _alternate(self, state: State, batch: Tensors) -> Tensors:
-        """Run one of both, and measure the time. When both have run often enough, choose.
+        """Run one of the two, and measure the time. When both have run often enough, choose.
 
-        Later, only one of both will run. So each runs for a while before one of its calls is timed.
+        Later, only one of them will run. So each runs for a while before one of its calls is timed.
         """
         assert self._other is not None, "it is there"
         if not self._other.fits(state) or not _may_round_differently():  # the weights have changed
@@ -391,12 +392,13 @@ class Fastest:
             self._use_other()
             state.bound = None
         else:
-            log.engine.info("Compiled code stays, ONNX Runtime is not faster: %s", self._choice)
+            text = "Calls continue to run compiled code, because ONNX Runtime is not faster: %s"
+            log.engine.info(text, self._choice)
             self._release(state)
             self._keep_compiled_code()
 
     def _rule_out(self, error: Exception, stays: bool = False) -> None:
-        """Continue with compiled code. ``stays``: and so do other processes."""
+        """Continue with compiled code. With ``stays``, other processes do the same."""
         why = str(error) if isinstance(error, Unsuitable) else described(error)
         log.engine.debug("ONNX Runtime does not run the program: %s", why)
         self._choice = Choice(0.0, 0.0, 0.0, why)

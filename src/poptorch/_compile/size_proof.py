@@ -43,7 +43,7 @@ class Earlier:
     """A program for inputs that differ in sizes alone."""
 
     micro: _capture.Micro
-    slots: tuple[Slot, ...]  # of its inputs, with the shapes that it was used with last
+    slots: tuple[Slot, ...]  # slots of its inputs, with the shapes of its last use
 
 
 def capture(
@@ -86,7 +86,7 @@ def _with_other_sizes(batch: Sequence[Slot], earlier: Sequence[Slot]) -> Iterato
 
 
 def prove(micro: _capture.Micro, request: _capture.Request, earlier: Earlier | None) -> None:
-    """Raise ``NotSymbolic`` if what was captured is not what numbers would have led to."""
+    """Raise ``NotSymbolic`` if a capture with numbers would have given another graph."""
     assert micro.conditions is not None
     sizes = _sizes(request.batch)
     if not micro.conditions.hold(sizes):
@@ -97,7 +97,7 @@ def prove(micro: _capture.Micro, request: _capture.Request, earlier: Earlier | N
     if unchecked is not None:
         line = line_of(unchecked)
         where = f" in {source.describe(*line)}" if line else ""
-        raise NotSymbolic(f"{name_of(unchecked)}{where} reads indices that a symbolic size limits")
+        raise NotSymbolic(f"{name_of(unchecked)}{where} reads indices limited by a symbolic size")
     shapes = [] if earlier is None else [slot.shape for slot in earlier.slots]
     before = sizes_of(request.batch, shapes) if earlier is not None else None
     if earlier is not None and before is not None and micro.conditions.hold(before):
@@ -108,11 +108,11 @@ def prove(micro: _capture.Micro, request: _capture.Request, earlier: Earlier | N
         other = _capture.capture(replace(request, batch=fixed))
     found = first_difference(micro.graph, before, other.graph, other_sizes)
     if found is None and not _have_same_values(micro.constants, other.constants):
-        found = "values that forward makes of sizes"
+        found = "the values that forward computes from sizes"
     if found is None and not _have_same_values(micro.host_outputs, other.host_outputs):
-        found = "results that forward does not compute on the device"
+        found = "the results that forward does not compute on the device"
     if found is not None:
-        raise NotSymbolic(f"forward does something else with symbols than with numbers: {found}")
+        raise NotSymbolic(f"forward treats symbolic sizes differently from numbers: {found}")
 
 
 def for_sizes_of(micro: _capture.Micro, request: _capture.Request) -> _capture.Micro:

@@ -35,7 +35,7 @@ WHILE_RUNNING, SHARE = 1.2, 0.5
 SAVED_SECONDS = 2.5
 COMPARED = 10  # calls of the fast tier before its speed is reported
 POLL_SECONDS = 0.5  # seconds between two checks of the cache
-_NOT_COMPILED = "the compiler needs the numbers: {}"
+_NOT_COMPILED = "the compiler needs numbers instead of symbolic sizes: {}"
 PATIENCE = 30.0  # seconds to wait for a free core, and between two log lines
 
 
@@ -137,7 +137,7 @@ class Tiered:
         self._next_poll = 0.0
         self._cores = Cores()
         self._cores.idle()
-        self._calls, self._spent = 0, 0.0  # of the slow tier
+        self._calls, self._spent = 0, 0.0  # calls of the slow tier, and their seconds
         self._slow = deque[float](maxlen=4 * COMPARED)  # seconds of its latest calls
         self._fast: list[float] | None = None  # seconds of the first calls of the fast tier
         self._waits_since: float | None = None  # since when it has waited for a free core
@@ -211,7 +211,7 @@ class Tiered:
                 self._last_report = now
                 done, all_of_them = len(self._job.outcomes), len(self._job.keys)
                 seconds = now - self._begun
-                text = "still compiling after %.0f s, %d of %s done; calls run interpreted"
+                text = "still compiling after %.0f s, %d of %s done; the interpreter runs calls"
                 self._announce(text, seconds, done, count_of(all_of_them))
             news = self._job is not None and self._job.poll()
             if news or (self._slow and now >= self._next_poll):
@@ -226,8 +226,8 @@ class Tiered:
         if self._waits_since is None:
             self._waits_since = now
             if not idle and not pays:
-                waiting = "compiling waits for a free core, at most %.0f s"
-                self._announce(f"captured; calls run interpreted, and {waiting}", PATIENCE)
+                waiting = "compiling waits up to %.0f s for a free core"
+                self._announce(f"captured; the interpreter runs calls, and {waiting}", PATIENCE)
         in_vain = not idle and not pays
         if in_vain and now - self._waits_since < PATIENCE:
             return
@@ -239,10 +239,10 @@ class Tiered:
         self._begun = self._last_report = now
         verb = f"{count_of(len(missing))} compile{'s' * (len(missing) == 1)}"
         if in_vain:
-            text = "no core is free; calls run interpreted while %s at low priority"
+            text = "no core is free; the interpreter runs calls while %s at low priority"
             self._announce(text, verb)
         else:
-            text = "captured; calls run interpreted while %s, about %.0f s"
+            text = "captured; the interpreter runs calls while %s, for about %.0f s"
             self._announce(text, verb, WHILE_RUNNING * self._expected)
 
     def _take_over(self) -> None:

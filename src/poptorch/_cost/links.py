@@ -93,7 +93,7 @@ class Exchanged:
 
     early: tuple[float, ...] = ()  # exchanged while the rest of the backward pass runs
     late: tuple[tuple[float, ...], ...] = ()
-    gathered: tuple[float, ...] = ()  # updated weights, of which each process has a part
+    gathered: tuple[float, ...] = ()  # updated weights that are divided among processes
     left: float = 0.0  # share of the computation during which the early ones are exchanged
     updates: int = 1  # per call
 

@@ -142,7 +142,7 @@ def _store_before_scaling(graph: fx.Graph) -> None:
 
 
 def _scaled_later(total: fx.Node) -> list[fx.Node]:
-    """Return the expensive results of which a sum is made, and which then meet the sum."""
+    """Return the expensive results that are summed and then used together with their sum."""
     size = _size(total.all_input_nodes[0])
 
     def inside(node: fx.Node) -> list[fx.Node]:
@@ -261,9 +261,9 @@ class OrderedReplay(fx.Interpreter):
 
 
 def _in_order(value: torch.Tensor, traced: torch.Tensor) -> torch.Tensor:
-    """Return a value whose dimensions lie in memory in the order of the traced one's.
+    """Return a value whose dimensions have the same order in memory as those of the traced value.
 
-    Its sizes are those that this trace knows.
+    The sizes are those of this trace.
     """
     order = sorted(range(value.dim()), key=lambda dim: (-hint(traced.stride(dim)), dim))
     turned = value.permute(order).contiguous()

@@ -87,7 +87,7 @@ CONVOLUTION = library.define(
 
 @functools.cache
 def register() -> None:
-    """Tell torch's compiler how to call oneDNN for these operators."""
+    """Register with torch's compiler how to call oneDNN for these operators."""
     private.register_lowering(PRODUCT, type_promotion_kind=None)(_lowered_product)
     private.register_lowering(CONVOLUTION, type_promotion_kind=None)(_lowered_convolution)
 

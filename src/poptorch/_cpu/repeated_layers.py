@@ -39,8 +39,8 @@ _PRODUCTS = {
     aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default,
 }  # fmt: skip
 _Sizes = Mapping[Any, tuple[fx.Node, int]]  # for each size, an input with this dimension
-# The parts of a tensor that bundles small weights, of which each layer reads another one, and
-# inputs from which sizes are read.
+# The parts of a tensor that bundles small weights (each layer reads a different part), and inputs
+# from which sizes are read.
 _PARTS = {aten.as_strided.default, aten.slice.Tensor, aten.select.int, aten.alias.default}
 
 

@@ -22,7 +22,7 @@ from .._ir.tensors import Tensors
 from .channel import ALL_ROWS
 
 ALIGNMENT = 64  # a cache line, and the widest vector load
-TensorForm = tuple[tuple[int, ...], torch.dtype]  # of one tensor of the elements
+TensorForm = tuple[tuple[int, ...], torch.dtype]  # shape and dtype of one tensor
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Form:
     """The kind of flat container that all elements of a data set are."""
 
     kind: type  # torch.Tensor, list (tuples arrive as lists), dict or a registered type
-    keys: tuple[Any, ...] = ()  # of a dict, in the order of the first element
+    keys: tuple[Any, ...] = ()  # keys of a dict, in the order of the first element
     # an object of a registered type, with everything except its tensors
     template: Any = field(default=None, repr=False)
 

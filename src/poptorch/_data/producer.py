@@ -137,7 +137,8 @@ class _Producer:
         self._iterator: Iterator[Any] = iter(())
         self._workers: set[int] = set()  # torch's workers
         self._iterations = 0  # number of iterations that were started
-        self._first_order: int | None = None  # of a loader that shuffles for several processes
+        # the index of the first permutation, if the loader shuffles for several processes
+        self._first_order: int | None = None
         self._form: buffer_ring.Form
         self._slots: list[Tensors]
 

@@ -37,7 +37,7 @@ class EagerResults:
     """The results of one micro-batch in eager PyTorch."""
 
     outputs: list[torch.Tensor]
-    gradients: Mapping[str, torch.Tensor | None]  # of the trained parameters, by path
+    gradients: Mapping[str, torch.Tensor | None]  # gradients of trained parameters, by path
     state: Mapping[str, torch.Tensor]  # new values of what forward and backward wrote, by path
     drawn: EagerDraws
     attributes: PythonState  # as forward left them

@@ -1,7 +1,7 @@
 """Compare updates that are traced from an optimizer's step with those of the step in eager PyTorch.
 
-Both sides update all weights of a small model. Of a large one they update one weight of each kind,
-if the others are proven to be updated in the same way. A step may amplify rounding errors, for
+Both sides update all weights of a small model. In a large model, they update one weight of each
+kind if the others are proven to be updated in the same way. A step may amplify rounding errors, for
 example by taking signs. The program therefore repeats the updates with slightly different
 gradients, and a difference is reported only if it also exists for other random gradients.
 """
@@ -48,7 +48,7 @@ class _Draw:
     """Weights and gradients of one comparison, by path."""
 
     weights: TensorsByKey
-    gradients: Sequence[TensorsByKey]  # of each update
+    gradients: Sequence[TensorsByKey]  # the gradients of each update
 
     def nudged(self, narrowest: torch.dtype) -> _Draw:
         """Return slightly different gradients. ``narrowest``: the type with the coarsest rounding

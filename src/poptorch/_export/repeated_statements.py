@@ -75,7 +75,7 @@ class Fold:
         return sorted(found)
 
     def readers(self, run: int, name: str, other: Fold) -> set[int]:
-        """Return which runs of another fold read a name of a run; -1 stands for any other
+        """Return which runs of another fold read a name of a run; -1 means any other
         reader.
         """
         begin, length, size = self.start + run * self.length, self.length, other.length

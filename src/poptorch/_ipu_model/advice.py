@@ -120,8 +120,8 @@ class Adviser(NamedTuple):
         return self._fewer_calls(before), pipeline, made
 
     def _fewer_calls(self, before: Estimate) -> list[SettingChange]:
-        """If the host's calls take more than a third of the time, suggest so few that they take a
-        tenth.
+        """If the host's calls take more than a third of the time, suggest fewer calls, so that they
+        take a tenth.
         """
         share, loops = before.bound["host call"], self.spec.loops
         if share <= 1 / 3:

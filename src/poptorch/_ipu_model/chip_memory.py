@@ -38,7 +38,7 @@ class ChipMemory:
     waiting: Mapping[str, float]  # values that wait for another pass at that moment, by slot key
     state: Mapping[str, float]  # permanent values, by slot key
     live: tuple[float, ...]  # at every column of the schedule
-    tiles: tuple[float, ...]  # of every tile at the fullest moment; tiles for I/O are last
+    tiles: tuple[float, ...]  # every tile at the fullest moment; tiles for I/O are last
     # The fullest moment of each pass, with the values that wait then, as above; None means rest.
     moments: Mapping[StagePass | None, tuple[Action | None, Mapping[str, float]]]
 

@@ -86,7 +86,7 @@ class TimedAction:
     """One action of the simulated schedule. Times are cycles after its beginning."""
 
     chip: int
-    column: int  # of the schedule
+    column: int  # column of the schedule
     name: str  # for example 1F3
     start: float
     parts: Mapping[str, float]  # its own cycles by activity
@@ -110,7 +110,7 @@ class OperatorEstimate:
     compute: float
     exchange: float
     sync: float
-    flops: int  # of matrix products
+    flops: int  # operations of matrix products
     runs: int = 1  # runs of the pass per call
 
     @property

@@ -18,7 +18,7 @@ class ChipModel:
     kind: ChipKind
     tiles: int  # tiles that compute, without those reserved for I/O
     constants: Constants = DEFAULT
-    proportion: float = DEFAULT.memory_proportion  # of a tile's memory that one product may use
+    proportion: float = DEFAULT.memory_proportion  # share of a tile's memory
     half_partials: tuple[bool, bool] = (False, False)  # for matrix products, for convolutions
 
     @property

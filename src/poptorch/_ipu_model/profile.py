@@ -32,8 +32,8 @@ FORMAT = 3
 NAME = "profile.json"
 DIRECTIONS = {each.value: each.name.lower() for each in Direction}  # as pages name them
 TIMED = 2
-"""The number of calls that are timed operator by operator, which slows them down. The last of them
-is reported.
+"""The number of calls that are timed operator by operator, which slows them down. The report shows
+the last one.
 """
 
 

@@ -72,7 +72,7 @@ class Scaling:
     source: str  # where these come from
     latency: float
     bandwidth: float
-    bytes: float  # of the gradients in an update
+    bytes: float  # bytes of the gradients in an update
     rows: tuple[Scaled, ...]
 
 

@@ -31,8 +31,8 @@ class PassPrice(NamedTuple):
 
 class Timeline(NamedTuple):
     actions: tuple[TimedAction, ...]  # in the order of the columns
-    by_chip: Mapping[int, Cost]  # of one run of the schedule; the totals are equal
-    cycles: float  # of one run
+    by_chip: Mapping[int, Cost]  # costs of one run of the schedule; the totals are equal
+    cycles: float  # cycles of one run
     prices: Mapping[StagePass, PassPrice]
 
 

@@ -30,7 +30,7 @@ class Subject:
     rows: int  # rows of the combined batches of all processes
     flops: int  # for one micro-batch, forward and backward, without recomputation
     overlapped: bool = False  # inputs and outputs are transferred while the chips compute
-    proportions: Mapping[int, float] = field(default_factory=dict)  # of a tile's memory, by chip
+    proportions: Mapping[int, float] = field(default_factory=dict)  # share of a tile's memory
     name: str = ""  # the model and its use
 
     @property

@@ -50,7 +50,7 @@ class Product:
     resident: bool = False
     taps: int = 1  # kernel positions among ``inner`` that read the same input
     left: int = 0  # with taps: elements of the operand with the rows, each counted once
-    share: float | None = None  # of a tile's memory that it may use; None for the chip's
+    share: float | None = None  # share of a tile's memory; None for the chip's
 
     @property
     def half_partials(self) -> bool:
@@ -60,7 +60,7 @@ class Product:
 @dataclass(frozen=True)
 class Work:
     products: tuple[Product, ...] = ()  # two in a convolution's backward pass
-    cycles: float = 0.0  # of vector loops, all worker slots of all tiles together
+    cycles: float = 0.0  # vector loops on all worker slots of all tiles together
     moved: int = 0  # bytes that are moved between tiles before the loops run
     steps: int = 0  # supersteps of loops; products have their own
     entries: int = 0  # rows that are looked up or added by index
@@ -385,7 +385,7 @@ def _fourier(node: fx.Node, halves: Halves) -> Work:
     """Return the work of butterflies, with a pass over all elements each."""
     values = [*tensors(node.args[0]), *tensors(node)]
     value = max(values, key=lambda each: each.numel())
-    each = 8 * cycles_per_element("add", 4) * value.numel()  # of complex numbers
+    each = 8 * cycles_per_element("add", 4) * value.numel()  # complex numbers
     one = Work(cycles=each, moved=8 * value.numel(), steps=1)
     return Work(parts=((one, rounds_of(node)),))
 

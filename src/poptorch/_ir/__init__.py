@@ -1,1 +1,1 @@
-"""Define the values that rooms exchange, their rules and their text forms."""
+"""Define the values that packages exchange, their rules and their text forms."""

@@ -79,7 +79,7 @@ def difference(
     known = torch.isfinite(expected)
     if not torch.equal(known, torch.isfinite(found)):
         counts = [int((~torch.isfinite(each)).sum()) for each in (found, expected)]
-        infinities = "{} elements are infinite or no number, instead of {}".format(*counts)
+        infinities = "{} elements are infinite or NaN, instead of {}".format(*counts)
         return Difference(name, float("inf"), 0.0, infinities)
     if not known.any():
         return None

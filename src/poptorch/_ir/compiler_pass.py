@@ -21,7 +21,7 @@ from .._base.thread_safety import holding
 @dataclass(frozen=True)
 class Pass:
     name: str
-    room: str  # the room that does the work
+    package: str  # the package that does the work
     function: Callable[..., Any]
     makes: str | None = None  # the value that the function returns; None for a check
     # Makes the same value if the pass is left out; None if the pass cannot be left out.

@@ -25,7 +25,7 @@ Sizes = Mapping[str, int]  # by name of the symbol
 class Conditions:
     """What sizes must satisfy. The symbols in the expressions have the names of slots."""
 
-    expressions: tuple[Any, ...] = ()  # of sympy
+    expressions: tuple[Any, ...] = ()  # sympy expressions
 
     def hold(self, sizes: Sizes) -> bool:
         return all(size >= LEAST for size in sizes.values()) and all(self.truths(sizes))

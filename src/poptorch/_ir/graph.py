@@ -29,7 +29,7 @@ class SlotFunction:
     function: Callable[[TensorsByKey], TensorsByKey]  # by slot key
     inputs: tuple[Slot, ...]
     outputs: tuple[Slot, ...]  # one that is also an input is an update of state
-    # of new state, by key; 0 if missing
+    # initial values of new state, by key; 0 if missing
     initial: Mapping[str, complex] = field(default_factory=dict)
 
 

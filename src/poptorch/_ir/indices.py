@@ -365,9 +365,8 @@ def _divides_integers(node: fx.Node) -> bool:
 
 
 def along_symbols(graph: fx.Graph) -> fx.Node | None:
-    """Return an operator whose indices compiled code cannot check, as a symbolic size limits them.
-
-    Eager kernels look at their indices themselves.
+    """Return an operator whose indices compiled code cannot check, because a symbolic size limits
+    them. Eager kernels check their own indices.
     """
     return next((node for node in graph.nodes if node.target in _TAKEN and _is_open(node)), None)
 

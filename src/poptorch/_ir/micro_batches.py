@@ -73,7 +73,7 @@ class Loops:
         return step * self.replicas + replica
 
     def divides(self, shape: Sequence[int]) -> bool:
-        """Tell whether a tensor of this shape divides into the micro-batches of a call."""
+        """Return whether a tensor of this shape divides into the micro-batches of a call."""
         return not shape or shape[0] % self.slices == 0
 
     def of_micro_batch(self, shape: Sequence[int]) -> tuple[int, ...]:
@@ -81,15 +81,15 @@ class Loops:
         return (shape[0] // self.slices, *shape[1:]) if shape else ()
 
     def cuts(self, shapes: Sequence[Sequence[int]], usual: Sequence[Sequence[int]]) -> bool:
-        """Tell whether a batch has fewer rows than usual, so that micro-batches of the usual size
-        are cut from it. A single micro-batch becomes smaller itself.
+        """Return whether a batch has fewer rows than usual, so that micro-batches of the usual size
+        are cut from it. If a call has a single micro-batch, the micro-batch becomes smaller.
         """
         return self.micro_batches > 1 and have_fewer_rows(shapes, usual)
 
     def cut(
         self, batch: Iterable[torch.Tensor], lanes: Lanes | None = None
     ) -> Sequence[Sequence[torch.Tensor]]:
-        """Return the slices of combined inputs, or the input of each run if lanes run at once."""
+        """Return the slices of combined inputs, or the input of each run if there are lanes."""
         if lanes is None and self.slices == 1:
             return list(zip(batch))
         return [self._cut(value, lanes) for value in batch]
@@ -115,7 +115,7 @@ class Loops:
 
 
 def have_fewer_rows(shapes: Sequence[Sequence[int]], usual: Sequence[Sequence[int]]) -> bool:
-    """Tell whether tensors of these shapes have fewer rows than usual, all in proportion."""
+    """Return whether tensors of these shapes have fewer rows than usual, all in proportion."""
     pairs = list(zip(shapes, usual, strict=True))
     if any(len(now) != len(then) for now, then in pairs):
         return False

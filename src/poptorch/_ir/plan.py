@@ -184,7 +184,7 @@ class Plan:
 @dataclass(frozen=True)
 class Report:
     backend: str
-    state_bytes: int  # of the tensors on the device
+    state_bytes: int  # bytes of the tensors on the device
     nodes: tuple[tuple[str, int], ...]  # number of operators in each graph, by name
     compile_seconds: float
     next_backend: str | None = None  # takes over as soon as it has compiled the program

@@ -181,7 +181,7 @@ class Program:
 
     @property
     def parts(self) -> list[tuple[Slot, Slot]]:
-        """Each tensor of the state of which a process writes only its part, with that part."""
+        """Each tensor of the state that a process writes only in part, with that part."""
         pairs = [(shard.whole.slot, shard.part) for shard in self.shards]
         return [*pairs, *(pair for scatter in self.nodes(Scatter) for pair in scatter.pairs)]
 
@@ -299,7 +299,7 @@ class State:
     # By slot key, in the ``device_shape``. They are only written in place, because executables bind
     # to them once. Those that are released read as zeros.
     values: dict[str, torch.Tensor] = field(default_factory=dict)
-    rng: torch.Tensor | None = None  # of the device's generator; None before it is seeded
+    rng: torch.Tensor | None = None  # state of the device's generator; None before it is seeded
     updates: int = 0
     writes: Writes = field(default_factory=Writes)
     # What executables store with the state: their bound arguments, and copies of what they change.

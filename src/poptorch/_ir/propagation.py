@@ -1,7 +1,7 @@
 """Derive the value of each node of a graph from its inputs, without computing numbers.
 
 Layers that repeat compute with operands of the same shapes. An operator therefore runs once for all
-operands that are alike, and nodes share values: a value tells nothing but shape, strides and type.
+operands that are alike, and nodes share values: a value consists only of shape, strides and type.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ class Slot:
     dtype: torch.dtype  # inside the program
     name: str = ""  # for example ``velocity`` for a moment or ``lr`` for a hyper-parameter
     weight: str = ""  # path of the parameter that it is, or whose gradient or moment it is
-    index: int = -1  # of an input, output, constant or group; -1 if there is only one
+    index: int = -1  # index of an input, output, constant or group; -1 if there is only one
     replicas: int = 1  # number of values on the device, one for each replica; 1 if all share one
     lanes: bool = False  # whether dimension 0 contains lanes, or, for state, the replicas
     # A name or expression for each dimension with a symbolic size, and "" for the others; () if all

@@ -159,7 +159,7 @@ class Target:
     # latency, and bytes per second, between machines of the job
     link: tuple[float, float] | None = None
     device: str = "ipu"  # the system's chips; "model": the simulated device; "offline"
-    generation: int | None = None  # of the chips: 1, 2 or 21; None for the system's
+    generation: int | None = None  # generation of the chips: 1, 2, 21; None for the system's
     tiles: int | None = None  # per chip of the simulated device; None for the generation's default
     auto_round: bool = False  # reserve a power of two of chips if the model needs another number
 
@@ -173,7 +173,7 @@ class Runtime:
     model_name: str | None = None  # in printed plans
     max_repeat_logs: int = 4  # how many times an identical engine log line is shown
     cycle_count: bool = False  # for executor.cycleCount()
-    shows_progress: bool = True  # of compilations, on stderr
+    shows_progress: bool = True  # show the progress of compilations on stderr
     report: str | None = None  # directory of profile reports
     cache_dir: str | None = None  # directory of cached executables
     source_excludes: tuple[str, ...] = ()  # parts of paths that are not the user's code

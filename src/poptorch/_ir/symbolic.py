@@ -4,7 +4,7 @@ A slot of such an input names its symbolic dimensions. The graph reads their siz
 operators and computes with them, so it runs with any sizes that satisfy its conditions: these are
 what torch's ``ShapeEnv`` assumed while the shapes of all values were derived.
 
-Values on nodes and shapes of slots are plain numbers all the same, so that every room can read
+Values on nodes and shapes of slots are plain numbers nevertheless, so that every package can read
 them. They are those for *example sizes*, which depend on the graph and its conditions alone, so
 that no decision depends on which sizes came first. ``settle`` chooses example sizes for which two
 dimensions are equal only if they are equal for all sizes.
@@ -58,7 +58,7 @@ _OF_SHAPE_IN_ARGUMENTS = {
     aten.upsample_bilinear2d_backward.default, aten.upsample_bicubic2d_backward.default,
     aten.upsample_trilinear3d_backward.default,
 }  # fmt: skip
-_END = 2**63 - 1  # of a slice without an end
+_END = 2**63 - 1  # the end of a slice that has no end
 _READING = {aten.sym_size.int, aten.sym_stride.int, aten.sym_numel.default}
 
 # By name of a symbol, another one that it follows, and at which distance: a mask is one longer than

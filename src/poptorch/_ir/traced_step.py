@@ -23,7 +23,7 @@ Give = Callable[[str, Any], Any]
 
 @dataclass(frozen=True)
 class Leaf:
-    """Stands for a tensor or a Python number in nested values."""
+    """Represents a tensor or a Python number in nested values."""
 
     name: str
     shape: tuple[int, ...]
@@ -52,7 +52,7 @@ class TracedParam:
     shape: tuple[int, ...]
     dtype: torch.dtype
     attributes: Mapping[str, Any]
-    identity: int = 0  # of the user's tensor; 0 if this represents several tensors
+    identity: int = 0  # id of the user's tensor; 0 if this represents several tensors
     name: str | None = None  # in the user's group, if the optimizer got named parameters
     is_contiguous: bool = True  # whether the user's tensor is, as all weights of a program are
     is_part: bool = False  # whether the user's tensor is a part of a larger one in memory
@@ -99,8 +99,8 @@ class TracedStep:
     kept: tuple[Kept, ...] | None = None  # None until it was found out
     shared: Mapping[StatePlace, StatePlace] = field(default_factory=dict)
     """For each place of a tensor that is in several places, another one of these."""
-    first_views: Views = field(default_factory=dict)  # of the state before the first step
-    views: Views = field(default_factory=dict)  # of the state after each step
+    first_views: Views = field(default_factory=dict)  # views of the state before the first step
+    views: Views = field(default_factory=dict)  # views of the state after each step
     differs_at_first: bool = False  # whether the first step differs from later ones
     # equal for weights with equal updates
     signatures: Mapping[str, str] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Check the rules for values that rooms exchange. A violation is our own bug, so it is an
+"""Check the rules for values that packages exchange. A violation is our own bug, so it is an
 AssertionError.
 """
 

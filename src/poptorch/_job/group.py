@@ -36,8 +36,8 @@ _group: ProcessGroup | None = None
 
 
 def join(index: int, count: int, patience: float) -> ProcessGroup:
-    """Connect to the others, unless connected. ``patience``: seconds without a heartbeat until one
-    is lost.
+    """Connect to the other processes, unless this process is already connected. A process counts as
+    lost after ``patience`` seconds without a heartbeat.
     """
     global _group
     if _group is None:
@@ -357,7 +357,7 @@ class ProcessGroup:
             got=f"{who}; process {self.index} was waiting to exchange {what}",
             fix=(
                 advice,
-                "all processes must make the same calls, the same number of times",
+                "check that all processes make the same calls, the same number of times",
                 "to restart all processes from the last checkpoint: poprun --max-restarts n",
             ),
         )
@@ -430,9 +430,9 @@ def compare(facts: Mapping[str, str], what: str) -> dict[int, dict[str, str]]:
 
 
 class DataLength(NamedTuple):
-    calls: int = -1  # in one iteration; -1 if unknown
-    seed: int | None = None  # of a shared order
-    last_rows: int | None = None  # in the last batch, if it may be incomplete
+    calls: int = -1  # number of calls in one iteration; -1 if unknown
+    seed: int | None = None  # seed of a shared order
+    last_rows: int | None = None  # rows of the last batch, if it may be incomplete
 
 
 _data_length = DataLength()

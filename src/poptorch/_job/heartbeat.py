@@ -30,8 +30,9 @@ class LostProcess(NamedTuple):
 
 
 class Heartbeat:
-    """Writes this process's heartbeats and reads the others' in a thread. ``owner`` of the store,
-    -1: an agent.
+    """Writes this process's heartbeats, and reads those of other processes, in a thread.
+
+    ``owner`` is the process that owns the store, or -1 if an agent owns it.
     """
 
     def __init__(self, store: Any, index: int, count: int, patience: float, owner: int) -> None:
@@ -46,7 +47,7 @@ class Heartbeat:
         self._count = 0
         self._last: Beat | None = None  # set after the message that this process ends
         self._met = self._answered = self._waiting_since = time.monotonic()
-        # of the others, and since when they are unchanged
+        # the heartbeats of the other processes, and the times since which they are unchanged
         self._beats: dict[int, tuple[Beat, float]] = {}
         self._all_there = False
         self._lost_because = ""  # why the store cannot be reached any more
@@ -139,9 +140,8 @@ class Heartbeat:
         for other in self._others:
             beat = self._beat_of(other)
             if beat.get("started") == self.doing[0] and beat["what"] != self.doing[1]:
-                return LostProcess(
-                    other, (f"it is at another point of the program: it exchanges {beat['what']}")
-                )
+                why = f"it is at another point of the program: it exchanges {beat['what']}"
+                return LostProcess(other, why)
             without = bool(self._lost_because) and other == self._owner
             has_left = beat.get("done", 0) < self.doing[0] or without
             if "ended" in beat and has_left:

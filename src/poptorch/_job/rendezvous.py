@@ -252,12 +252,12 @@ def open_store(index: int, count: int, timeout: datetime.timedelta) -> Meeting:
 
 def _not_found(got: str, fix: str) -> Error:
     return Error(
-        "The processes of this job do not find each other",
+        "The processes of this job cannot find each other",
         got=got,
         fix=(
             (
-                "start all processes, with the same address and port, and each with a different "
-                "index"
+                "start all processes with the same MASTER_ADDR and MASTER_PORT, and give each a "
+                "different index"
             ),
             fix,
         ),

@@ -77,7 +77,7 @@ def _nll_loss_backward(call: BatchedCall) -> Any:
 
 
 def _is_plain(call: BatchedCall, at: int) -> bool:
-    """Tell whether a loss has rows of scores, and classes without weights."""
+    """Return whether a loss has rows of scores, and classes without weights."""
     scores = call.node.args[at].meta["val"]  # type: ignore[union-attr]
     return scores.dim() == 2 and call.args[at + 2] is None
 

@@ -1,7 +1,7 @@
 """Comment out statements that only query a compiled program or only name devices.
 
 ``print(training_model.getLatency())`` has no counterpart in plain PyTorch and would raise an error.
-Such a statement becomes a comment under a TODO, and so does a statement that only uses its result.
+Such a statement becomes a comment under a TODO. A statement that only uses its result also does.
 A statement that also does something else, such as training, stays as it is.
 """
 

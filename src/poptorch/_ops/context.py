@@ -1,4 +1,4 @@
-"""Tell operators whether a model is being captured, and by which capture."""
+"""Let operators find out whether a model is being captured, and by which capture."""
 
 from __future__ import annotations
 
@@ -103,8 +103,8 @@ class Capture(abc.ABC):
 
 
 def outermost(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the whole tensor of which a function under ``vmap`` sees a part, because gradients
-    flow through it.
+    """Return the whole tensor if a function under ``vmap`` gets a part of it, because gradients
+    flow through the whole tensor.
     """
     while private.is_batchedtensor(tensor):
         tensor = private.get_unwrapped(tensor)

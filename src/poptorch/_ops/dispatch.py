@@ -19,10 +19,10 @@ _DEVICE = torch.ops.prim.device.default
 def answering(answer: Answer) -> Any:
     """Return the context. ``answer`` gets the operator and its arguments, and may call it.
 
-    It does not hear of questions after a tensor's device, which are most of what torch asks: its
-    autograd asks for every value. Function modes are off while operators run, as they are when one
-    of torch's functions calls an operator. Otherwise those that backward runs with would be asked
-    about each attribute that the modes below read.
+    ``answer`` is not called for queries of a tensor's device. Most of torch's queries are of this
+    kind, because autograd makes one for every value. Function modes are off while operators run, as
+    they are when one of torch's functions calls an operator. Otherwise, modes that are active
+    during the backward pass would be called for each attribute that the modes below read.
     """
     return _mode_class()(answer)
 

@@ -65,7 +65,7 @@ def check_batches(depth: int, stages: int, spec: Spec) -> None:
 
 
 def reserve(per_replica: int, spec: Spec) -> int:
-    own = -(-per_replica // spec.target.parts)  # of the process that runs most of them
+    own = -(-per_replica // spec.target.parts)  # IPUs of the process that runs most of them
     needed = own * spec.loops.replicas
     if needed > LIMIT:
         raise Error(

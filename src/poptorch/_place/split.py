@@ -26,9 +26,10 @@ Homes = Mapping[str, tuple[int, ...]]
 class Cutter:
     """Cuts a graph into passes that run one after another in their order.
 
-    A value that a pass reads from another pass becomes a ``value.*`` between them. So does the old
-    value of a state tensor that an earlier pass has already changed. Outputs in ``copies`` are
-    returned by several passes, each of which is the last one that reads its own copy of the state.
+    A value that a pass reads from another pass becomes a ``value.*`` between them. The same applies
+    to the old value of a state tensor that an earlier pass has already changed. Outputs in
+    ``copies`` are returned by several passes. Each of these is the last pass that reads its copy of
+    the state.
     Outputs that no pass computes are returned by the pass that ``fallback`` names.
     """
 

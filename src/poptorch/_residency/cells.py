@@ -117,9 +117,9 @@ class Copy:
     device: DeviceCopies
     cell: Cell
     host: Callable[[], torch.Tensor | None]  # a weak reference
-    address: int  # of the host tensor
+    address: int  # address of the host tensor
     value: torch.Tensor  # on the device
-    version: int | None = None  # of the host tensor when both had the same values
+    version: int | None = None  # version of the host tensor when both had the same values
     state: Coherence = Coherence.SAME
 
     def is_of(self, host: torch.Tensor) -> bool:
@@ -148,8 +148,8 @@ class DeviceCopies:
     Attributes:
         announce: copies newer values to the host, before a host tensor is read.
         trains: whether the model writes weights.
-        lock: shared with the devices that it exchanges values with.
-        near: those of them with which it shares tensors.
+        lock: the lock that this device shares with those with which it exchanges values.
+        near: the devices among these that share tensors with it.
         writes: the writes to state of the model's programs.
         newer: the number of tensors that must be copied to the host before they are read.
         stale: the number of tensors for which the host has values from another device.
@@ -165,7 +165,7 @@ class DeviceCopies:
     stale: int = 0
     _marked: object = None  # the paths that the last update wrote, if nothing has happened since
     _known: int = 0  # sum of the versions when host and device had the same values
-    _cells: set[Cell] = field(default_factory=set)  # of the model's tensors
+    _cells: set[Cell] = field(default_factory=set)  # the cells of the model's tensors
 
     def meet(self, hosts: Mapping[str, torch.Tensor]) -> None:
         """Find devices that use the same host memory, if one of both models trains."""

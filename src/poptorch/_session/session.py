@@ -93,7 +93,8 @@ class Session:
         self.took = deque[float](maxlen=RECENT)  # seconds of the latest calls of a program
         self._spec: Spec  # all programs are compiled with these settings
         self._bound: BoundCall | None = None  # the last call
-        self._usual: Inputs | None = None  # of the first program: shorter batches are cut as these
+        # The inputs of the first program. Shorter batches are divided into micro-batches of its size.
+        self._usual: Inputs | None = None
         self.settings, self._progress = settings, progress
         self.sizes = VaryingSizes()
         # Whether sizes vary although no option allows several programs, and whether they just began
@@ -291,13 +292,13 @@ class Session:
             self._begins_to_vary = False
         inputs = bound[0].program.inputs
         log.python.warning(
-            "The inputs vary in size, so %s: %s. "
-            "options.programs(1) makes another size an error, as in PopTorch; options.programs(2) "
-            "allows it without this warning",
+            "The inputs differ in size from those of earlier calls. %s: %s. To accept this without "
+            "a warning, call options.programs(2) before you wrap the model; to get an error "
+            "instead, as in PopTorch, call options.programs(1)",
             (
-                "one program serves all their sizes"
+                "From now on, one program serves all sizes"
                 if inputs.symbols
-                else "there are several programs, and this one serves only the sizes of this call"
+                else "An additional program was compiled, for the sizes of this call only"
             ),
             inputs,
         )
@@ -333,7 +334,9 @@ class Session:
     # Batches that are shorter than usual.
 
     def _whole(self, arguments: Arguments) -> Arguments:
-        """Return what to compile first for: if a run is resumed with a short batch, whole ones."""
+        """Return the arguments for which the model is compiled first. If a run is resumed with a
+        short batch, these are complete batches.
+        """
         if self.whole is None:
             return arguments
         bind = self.model.signature.bind
@@ -347,7 +350,9 @@ class Session:
         return self._returned(*self._run_shares([(unequal_share(bound), arguments)]))
 
     def _shares(self, arguments: Arguments) -> list[tuple[Share, Arguments]]:
-        """Return what runs which part of a batch that no program takes; nothing if none can."""
+        """Divide a batch that no program takes as a whole into parts, each with its share. The list
+        is empty if this is not possible.
+        """
         usual, programs = self._usual, self._spec.runtime.programs
         signature = self.model.signature
         if usual is None or programs == 1:
@@ -540,7 +545,12 @@ class Session:
             except NotSymbolic as error:
                 reason = str(error)
             except Exception as error:  # if symbols are not the reason, numbers fail, too
+<<<<<<< HEAD
                 reason = _without_symbolic_form(error)
+=======
+                what_failed = described(error).partition("\n")[0]  # torch adds its C++ stack
+                reason = f"torch cannot trace forward with symbolic sizes ({what_failed})"
+>>>>>>> 23fc173c (Messages and comments of the source use whole sentences with the noun they are about)
         self.sizes.reasons[frozenset(symbols)] = reason
         if self._begins_to_vary:
             earlier.inputs.reason = reason

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from .._ir.traced_step import Leaf, TracedStep, flat
 
-_DEPTH = 4  # of objects in objects that are looked at
+_DEPTH = 4  # levels of objects in objects that are looked at
 _ATOMS = (bool, int, float, complex, str, bytes, type(None), type, Tensor, Leaf, types.ModuleType)
 _ABSENT = object()
 StepHook = Callable[..., Any]

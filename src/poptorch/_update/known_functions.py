@@ -81,7 +81,7 @@ PLACES = {
 }
 """Functions whose results depend on where in its storage a tensor is."""
 ADDRESSES = {"data_ptr", "storage", "untyped_storage"}
-"""Functions from whose results code can tell where in memory a tensor is."""
+"""Functions whose results show where in memory a tensor is."""
 
 SCALED = {
     name: ("value" if name.startswith("addc") else "alpha", 1)

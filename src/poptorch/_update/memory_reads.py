@@ -34,7 +34,7 @@ class MemoryReads:
 
         Args:
             params: the weights, by path.
-            hosts: the traced parameters, by identity of the user's.
+            hosts: the traced parameters, by the identity of the user's parameters.
             kind: the class of all tensors of a step, if it is known.
         """
         self._hosts, self._origins, self._kind = hosts, origins, kind
@@ -80,26 +80,26 @@ def _layout_read(function: str, weight: str) -> Error:
     return Error(
         "The optimizer's step reads the memory layout of a weight that is not contiguous",
         got=(
-            f"{function} of '{weight}', or of a tensor like it; "
-            "all weights of a program are contiguous"
+            f"{function} of '{weight}', or of a tensor of the same shape; in the compiled program, "
+            "all weights are contiguous"
         ),
         fix=(
             "make the weights contiguous before you wrap the model: "
             "model.to(memory_format=torch.contiguous_format), or parameter.data = "
             "parameter.data.contiguous()",
-            "or compute from shapes instead, which are those of PyTorch: parameter.shape",
+            "or compute from shapes instead, which are the same as in PyTorch: parameter.shape",
         ),
     )
 
 
 def _place_read(function: str, weight: str) -> Error:
     return Error(
-        "The optimizer's step reads where in a larger tensor a weight is",
-        got=f"{function} of '{weight}'; each weight of a program has its own memory",
+        "The optimizer's step reads the position of a weight within a larger tensor",
+        got=f"{function} of '{weight}'; in the compiled program, each weight has its own memory",
         fix=(
             "give the weight its own memory before you wrap the model: "
             "parameter.data = parameter.data.clone()",
-            "or compute from shapes instead, which are those of PyTorch: parameter.numel()",
+            "or compute from shapes instead, which are the same as in PyTorch: parameter.numel()",
         ),
     )
 
@@ -109,10 +109,10 @@ def _address_read(function: str, tensor: Tensor, weights: set[str]) -> Error:
     if len(weights) == 1:
         of = f"'{min(weights)}', or of a tensor that is computed from it"
     return Error(
-        "The optimizer's step reads where in memory a tensor is",
-        got=f"{function} of {of}; the program uses other memory than the trace of the step",
+        "The optimizer's step reads the memory address of a tensor",
+        got=f"{function} of {of}; in the compiled program, the tensor has another address",
         fix=(
-            "compare tensors by identity instead: a is b, or id(a) == id(b)",
+            "compare the Python objects instead: a is b, or id(a) == id(b)",
             "or read addresses before you wrap the model, for example in the constructor of the "
             "optimizer",
         ),

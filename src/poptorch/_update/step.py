@@ -47,7 +47,7 @@ def lower(
         params: the parameters that have a gradient. Others, and those in no group, do not change.
         stochastic_rounding: round values that are stored in half types at random. The function
             then advances ``rng.rounding``, a 0-d int64 that starts at the seed.
-        in_parts: paths of parameters of which this process has only parts. If norms of whole
+        in_parts: paths of the parameters that this process has only in part. If norms of whole
             weights are needed, the function reads the squares from ``own_squares``, summed over
             processes.
         anchors: anchors for the norm of all gradients and for gradients of weights.

@@ -46,14 +46,14 @@ def is_number(value: Any) -> bool:
 
 
 def as_number(tensor: Tensor, whole: bool = False) -> Tensor:
-    """Mark a tensor. ``whole``: it stands for an ``int``, and otherwise for a ``float``."""
+    """Mark a tensor. With ``whole``, it represents an ``int``, and otherwise a ``float``."""
     tensor.represents_number = True  # type: ignore[attr-defined]
     tensor.represents_int = whole  # type: ignore[attr-defined]
     return tensor
 
 
 def is_whole(value: Any) -> bool:
-    """Return whether a value is an ``int``, or stands for one."""
+    """Return whether a value is an ``int``, or represents one."""
     if isinstance(value, Tensor):
         return is_number(value) and bool(value.represents_int)  # type: ignore[attr-defined]
     return isinstance(value, int) and not isinstance(value, bool)

@@ -129,7 +129,7 @@ class _Discovery:
         self.leaves: dict[StatePlace, Leaf] = {}
         self.there: set[StatePlace] = set()  # state that exists before the first step
         self.layouts: dict[str, Any] = {}
-        self.views: Views | None = None  # of the state after the runs so far
+        self.views: Views | None = None  # views of the state after the runs so far
         self.wholes = Wholes(self.origins)
         self.mode.without_values = kind = private.optional("FakeTensor")
         self.mode.memory_reads = MemoryReads(self.params, self.mode.hosts, self.origins, kind)

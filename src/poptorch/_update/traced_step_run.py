@@ -198,7 +198,7 @@ class StepRun:
         self.groups: list[_RecordingGroup] = []
         self.objects: list[Any] = []
         self.given: dict[str, dict[str, Any]] = {}
-        self.structures: dict[str, dict[str, str]] = {}  # of what was given
+        self.structures: dict[str, dict[str, str]] = {}  # structures of the given values
         self.before: dict[StatePlace, Identifier] = {}
 
     def step(self) -> None:

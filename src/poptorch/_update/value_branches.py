@@ -89,7 +89,7 @@ class Choices:
         self._runs = 0
         self._are_dependent = False  # whether an answer about one weight decides about others
         self._assumed: dict[_Question, bool] = {}  # the answers without an exception
-        self._last: tuple[_Question, bool] | None = None  # of this run
+        self._last: tuple[_Question, bool] | None = None  # the last answer of this run
         self._constant: dict[Identifier, bool] = {}  # answers in this run that were assumed
         self.raised: dict[str, str] = {}  # exceptions that a program does not raise, by line
 

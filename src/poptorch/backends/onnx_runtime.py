@@ -189,7 +189,7 @@ class ExportedGraph:
 
         Args:
             arguments: the constants, at the places of the graph's inputs.
-            only_finite: refuse inputs that are infinite or no numbers, with ``InputNotFinite``.
+            only_finite: refuse inputs that are infinite or NaN, with ``InputNotFinite``.
         """
         import onnxruntime
 
@@ -234,7 +234,7 @@ class _Value:
 
     @property
     def there(self) -> tuple[str, str, int, int, list[int]]:
-        """What a session is told about memory, before its address."""
+        """What a session needs to know about memory, before its address."""
         return self.name, "cpu", 0, self.kind, self.shape
 
 
@@ -247,7 +247,7 @@ class _Large:
 
 
 class InputNotFinite(Exception):  # noqa: N818 (nothing went wrong)
-    """An input is infinite or no number, and the session was asked to refuse such inputs."""
+    """An input is infinite or NaN, and the session was asked to refuse such inputs."""
 
 
 class _Bound:
@@ -343,7 +343,7 @@ def _is_finite(value: torch.Tensor) -> bool:
 class Sessions(LoopExecutable):
     """Runs a plan with sessions of ONNX Runtime, which are made for the weights of a state.
 
-    With ``only_finite``, inputs that are infinite or no numbers are refused.
+    With ``only_finite``, inputs that are infinite or NaN are refused.
     """
 
     def __init__(self, plan: Plan, models: Mapping[str, Compiled], report: Report) -> None:

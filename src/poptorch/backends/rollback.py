@@ -74,7 +74,7 @@ class Rollback:
         self.is_needed = self._training or self._random or self._differ or bool(self._keys)
         self.running: str | None = None  # the graph that failed
         self.exchanged = False
-        self.failure: Failure | None = None  # of the call that was last rolled back
+        self.failure: Failure | None = None  # failure of the call that was last rolled back
 
     def _changed(
         self, program: Program, slots: Mapping[str, Slot], torn: Collection[str]

@@ -65,7 +65,7 @@ for _operator in _OPERATORS:
 class _DeferredCall:
     function: Callable[..., Any]
     arguments: nested_values.Structure
-    # of the tensors in the arguments, for one micro-batch
+    # shape and dtype of each tensor in the arguments, for one micro-batch
     types: list[tuple[torch.Size, torch.dtype]]
 
 
@@ -76,7 +76,8 @@ class Calls:
 
     def __init__(self) -> None:
         self._calls: list[_DeferredCall] = []
-        self.rows: int | None = None  # of the micro-batch that calls are made for, one of several
+        # The number of rows of the micro-batch for which calls are made; None if there is only one.
+        self.rows: int | None = None
 
     def keep(
         self,

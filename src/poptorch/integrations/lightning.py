@@ -55,17 +55,18 @@ class PopTorchStrategy(SingleDeviceStrategy):  # type: ignore[misc]
 
     Args:
         options: backend, caches, precision, execution strategy and so on. A copy of them is used.
-            The Trainer's ``accumulate_grad_batches`` is the number of accumulation steps; if the
-            Trainer has 1, that of the options is. Up to four programs are kept, one for each
-            combination of input shapes and types; ``options.programs`` can set another number above
-            1.
+            The number of accumulation steps is the Trainer's ``accumulate_grad_batches``. If this
+            is 1, ``Training.gradientAccumulation`` of the options is used instead. Up to four
+            programs are kept, one for each combination of input shapes and types;
+            ``options.programs`` can set another number above 1.
         inference_opts: the options of validating, testing and predicting. By default these are
             ``options``, with sharded execution in place of a pipeline, which one batch cannot fill.
 
     Raises:
-        poptorch.Error: the options have device iterations or replicas. Also when fitting begins,
-            for manual optimization, several optimizers, clipping by value, the precision argument
-            of the Trainer, or if the Trainer and the options accumulate differently.
+        poptorch.Error: the options have device iterations or replicas. When fitting begins, the
+            strategy also refuses manual optimization, several optimizers, clipping by value, the
+            Trainer's argument ``precision``, and different accumulation steps in the Trainer and in
+            the options.
     """
 
     strategy_name = "poptorch"
@@ -99,7 +100,7 @@ class PopTorchStrategy(SingleDeviceStrategy):  # type: ignore[misc]
             _refuse("automatic_optimization", False, _AUTOMATIC)
         if len(self.optimizers) != 1:
             _refuse(
-                "several or no optimizers",
+                "any other number of optimizers than one",
                 f"{len(self.optimizers)} optimizers from configure_optimizers",
                 "return one optimizer from configure_optimizers",
             )
@@ -114,17 +115,17 @@ class PopTorchStrategy(SingleDeviceStrategy):  # type: ignore[misc]
             self.optimizers[0].max_grad_norm = trainer.gradient_clip_val
         for name in _GRADIENT_HOOKS:
             if is_overridden(name, self.lightning_module):
-                _log.warning("%s sees no gradients: they stay in the program", name)
+                _log.warning("%s sees no gradients, because they stay in the program", name)
 
     def _accumulate(self, trainer: pl.Trainer) -> None:
-        """Let the Trainer accumulate as the options say, where it does not say so itself."""
+        """Use the accumulation steps of the options if the Trainer does not set any."""
         accumulation = self._poptorch_options.Training.gradient_accumulation
         changing = any(isinstance(each, Scheduler) for each in trainer.callbacks)
         if accumulation == 1 or accumulation == trainer.accumulate_grad_batches:
             return
         if changing or trainer.accumulate_grad_batches != 1:
             _refuse(
-                "another gradient accumulation in the options than in the Trainer",
+                "different gradient accumulation in the options and in the Trainer",
                 f"Training.gradientAccumulation({accumulation})",
                 "remove it from the options, and set only Trainer(accumulate_grad_batches=...)",
             )
@@ -147,7 +148,7 @@ class PopTorchStrategy(SingleDeviceStrategy):  # type: ignore[misc]
         rows = [_rows(batch) for batch, *_ in window]
         usual = count == steps and len(set(rows)) == 1
         if not executor.isCompiled() and (self._random is not None or not usual):
-            first = window[:1] * steps  # there is no random state before
+            first = window[:1] * steps  # the random state exists only after compiling
             executor.compile(torch.full((steps,), 1 / steps), *_arguments(first))
         if self._random is not None:
             executor.rng_state, self._random = self._random, None
@@ -230,7 +231,7 @@ class PopTorchStrategy(SingleDeviceStrategy):  # type: ignore[misc]
 
 
 class _LightningStep(nn.Module):
-    """One step of a module. It also returns the tensors for the calls that are made after it."""
+    """One step of a module. It also returns the tensors that the postponed calls need."""
 
     def __init__(self, module: pl.LightningModule, name: str, calls: Calls) -> None:
         super().__init__()
@@ -244,7 +245,7 @@ class _LightningStep(nn.Module):
         return results
 
     def _weighted(self, log: Callable[..., Any]) -> Callable[..., Any]:
-        """Let means over an epoch count the rows of the micro-batch that a value is of."""
+        """Weight each logged value by the rows of its micro-batch when an epoch's mean is taken."""
 
         def logged(*args: Any, **settings: Any) -> Any:
             if self._calls.rows is not None and settings.get("batch_size") is None:
@@ -321,7 +322,7 @@ def _rows(batch: Any) -> int:
 
 
 def _options_of_trainer(options: poptorch.Options | None) -> poptorch.Options:
-    """Return a copy of options for programs of which each takes one batch of the Trainer."""
+    """Return a copy of options for programs that each take one batch of the Trainer."""
     own = poptorch.Options() if options is None else options.clone()
     more = "set Trainer(accumulate_grad_batches=...) to take more batches at once"
     if own.device_iterations > 1:

@@ -45,9 +45,9 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
 
     Args:
         args, kwargs: arguments of ``transformers.Trainer``.
-        options: backend, caches, precision and so on. A copy of them is used. The counts come
-            from the Trainer's arguments. Up to ten programs are kept for batches of different
-            shapes; ``options.programs`` can ask for another number, above 1.
+        options: backend, caches, precision and so on. A copy of them is used. Batch size and
+            accumulation steps come from the Trainer's arguments. Up to ten programs are kept for
+            batches of different shapes; ``options.programs`` can set another number above 1.
         pad_lengths: whether batches are padded to a few lengths. Batches that
             ``poptorch.PadToSizes`` makes as the ``data_collator`` keep the sizes it was given.
 
@@ -183,8 +183,8 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
         return self._operations[shapes]
 
     def _returns_norm(self) -> bool:
-        """Return whether the step returns the norm of the gradients. It does not if chips have a
-        part each.
+        """Return whether the step returns the norm of the gradients. It does not if the gradients
+        are divided among chips.
         """
         backend = registry.choose(freeze(self._poptorch_options, training=True).target.backend)
         return self.args.max_grad_norm > 0 and not registry.works_by_stages(backend)

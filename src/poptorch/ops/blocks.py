@@ -26,7 +26,9 @@ _compiled: weakref.WeakKeyDictionary[object, weakref.ref[nn.Module]] = weakref.W
 
 
 def remember_compiled(owner: object, model: nn.Module) -> None:
-    """Treat a model as compiled as long as its owner lives: it is too late to annotate it."""
+    """Remember that a model is compiled, as long as its owner exists. Annotations that are added
+    now have no effect.
+    """
     # a weak reference, because the model may refer to the owner
     _compiled[owner] = weakref.ref(model)
 

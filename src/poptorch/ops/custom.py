@@ -137,7 +137,9 @@ def _of_user(
         try:
             results = list(forward(tensors, attributes))
         except Exception as error:
-            raise _without_gradient(key, "forward cannot be looked into") from error
+            raise _without_gradient(
+                key, "forward failed when it was tried with tensors that torch can differentiate"
+            ) from error
         operand_checks.like_examples(key, results, expected)
         if not any(outermost(result).requires_grad for result in results):
             raise _without_gradient(key)
@@ -222,9 +224,12 @@ def _unknown(name: str, domain: str, version: int) -> NoReturn:
     raise Error(
         f"Unknown custom operator '{name}' in domain '{domain}'",
         got=f"version {version}{elsewhere}",
-        fix=f"poptorch.register_custom_op('{name}', '{domain}', {version}, forward, backward)\n"
-        f"or load a library that defines torch.ops.{domain.replace('.', '_')}.{name}: "
-        "torch.ops.load_library(path)",
+        fix=(
+            f"register it: poptorch.register_custom_op('{name}', '{domain}', {version}, forward, "
+            "backward)",
+            f"or load a library that defines torch.ops.{domain.replace('.', '_')}.{name}: "
+            "torch.ops.load_library(path)",
+        ),
     )
 
 

@@ -32,7 +32,7 @@ class CPU:
         layer_to_call: the function or module. The parameters of a module no longer require
             gradients. If its weights should stay on the host, store it in a list, so that it is
             not a sub-module of the model.
-        ID: a name, for errors.
+        ID: a name, which errors show.
 
     Attributes:
         in_shapes, out_shapes: of the latest captured call.

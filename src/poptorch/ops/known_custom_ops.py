@@ -89,7 +89,7 @@ def versions(name: str, domain: str) -> list[int]:
 def _proxy(call: _KnownCall) -> torch.Tensor:
     value, proxy = call.floats(2)
     if value.shape != proxy.shape:
-        call.refuse_inputs("pass a value and a proxy of one shape")
+        call.refuse_inputs("pass a value and a proxy of the same shape")
     return with_surrogate_gradient(value, proxy, lambda gradient: gradient.to(proxy.dtype))
 
 
@@ -99,7 +99,7 @@ def _distance(norm: float) -> Callable[[_KnownCall], torch.Tensor]:
     def operator(call: _KnownCall) -> torch.Tensor:
         a, b = call.floats(2)
         if a.dim() != 2 or b.dim() != 2 or a.shape[1] != b.shape[1] or a.dtype != b.dtype:
-            call.refuse_inputs("pass matrices M x K and N x K of one type")
+            call.refuse_inputs("pass two matrices of shapes (M, K) and (N, K) and the same dtype")
         # Matrix products would be faster, but would lose digits of small distances.
         exact = "donot_use_mm_for_euclid_dist"
         return torch.cdist(a.float(), b.float(), norm, compute_mode=exact).to(a.dtype)
@@ -150,9 +150,10 @@ def _sparse(call: _KnownCall) -> torch.Tensor:
     rows, cols = call.places("rows", block, n_rows), call.places("cols", block, n_cols)
     values = call.list("values", int, float)
     if len(rows) != len(cols):
-        call.refuse("cols", f"{len(cols)} blocks", f"as many as rows has, {len(rows)}")
+        call.refuse("cols", f"{len(cols)} blocks", f"{len(rows)} blocks, the length of 'rows'")
     if len(values) != len(rows) * block**2:
-        call.refuse("values", f"{len(values)} numbers", f"{len(rows)} blocks of {block**2}")
+        expected = f"{len(rows)} blocks of {block**2} numbers"
+        call.refuse("values", f"{len(values)} numbers", expected)
     at, size = (-2, n_cols) if left else (-1, n_rows)
     if dense.dim() < 2 or dense.shape[at] != size:
         call.refuse_inputs(f"pass a matrix whose dimension {at} is {size}")
@@ -197,10 +198,10 @@ def _reduce(call: _KnownCall) -> torch.Tensor:
     count, key = _replicas().total, "__collectiveReplicaGrouping"
     grouping = call.list(key, int, default=[count, 1, count])
     if len(grouping) != 3 or grouping[2] != count or min(grouping) < 1:
-        call.refuse(key, grouping, f"[replicas in a group, stride, {count} replicas in all]")
+        call.refuse(key, grouping, f"[size of a group, stride, {count}], for {count} replicas")
     size, stride, _ = grouping
     if count % (size * stride):
-        call.refuse(key, grouping, f"groups that divide {count} replicas")
+        call.refuse(key, grouping, f"a size and a stride whose product divides {count} replicas")
     return _exchange(call, "all_reduce", size, stride, in_backward)
 
 
@@ -208,7 +209,7 @@ def _all_to_all(call: _KnownCall) -> torch.Tensor:
     x, count = call.exchanged(), _replicas().total
     if not x.dim() or x.shape[0] % count:
         call.refuse_inputs(
-            f"pass a tensor whose leading dimension can be divided by {count}, the replicas"
+            f"pass a tensor whose dimension 0 is a multiple of {count}, the number of replicas"
         )
     return _exchange(call, "all_to_all")
 

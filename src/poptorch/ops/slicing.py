@@ -1,5 +1,5 @@
-"""Provide windows into tensors. The program reads where they start as it runs. They wrap around, so
-shapes are fixed.
+"""Provide windows into tensors: slices whose start is a tensor. The program reads this tensor when
+it runs. Windows have a fixed size and wrap around at the end of a dimension.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ def dynamic_slice(
 ) -> torch.Tensor:
     """Return a window of a tensor; another tensor holds its start.
 
-    The program reads the start as it runs. The size is fixed. Gradients flow.
+    The program reads the start when it runs. The size is a constant of the program. Gradients flow
+    to ``tensor``.
 
     Args:
         tensor: the tensor to slice.
@@ -46,7 +47,7 @@ def dynamic_update(
 ) -> torch.Tensor:
     """Return a copy of a tensor with a window replaced; another tensor holds its start.
 
-    Gradients flow to both.
+    Gradients flow to ``input`` and ``src``.
 
     Args:
         input: the tensor to copy; it does not change.

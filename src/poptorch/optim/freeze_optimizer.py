@@ -1,5 +1,5 @@
-"""Translate an optimizer into an immutable ``OptimSpec``. Decides whether its step has a formula of
-ours or is traced, and which hyper-parameters are constants.
+"""Translate an optimizer into an immutable ``OptimSpec``. This decides whether one of our formulas
+computes its step or the step is traced, and which hyper-parameters are constants.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ def _in_common_memory(
 
 
 def _kind_of(optimizer: torch.optim.Optimizer) -> OptimizerKind | None:
-    """Return the kind with our formula, or None for an optimizer that is traced."""
+    """Return the kind of optimizer whose formula is used, or None if the optimizer is traced."""
     for kind in KINDS:
         if issubclass(class_of(optimizer), kind.classes) and _steps_as(optimizer, kind):
             return kind.variant(optimizer) or kind

@@ -44,8 +44,8 @@ def check_replacement(
     strategy: MeanReductionStrategy | None = None,
     compiles_again: bool = False,
 ) -> bool:
-    """Return whether changed constants need a new program. Refuse them if ``again`` does not allow
-    one, and refuse all other changes.
+    """Return whether changed constants need a new program. Refuse them unless ``compiles_again``
+    allows a new program, and refuse all other changes.
     """
     if needs_running_mean(new) and strategy not in (None, MeanReductionStrategy.Running):
         raise InvalidValue(
@@ -111,7 +111,7 @@ def _check_level(place: str, compiled: OptimSpec | OptimGroup, new: OptimSpec | 
             )
         if constants[name] != new_constants[name]:
             raise Error(
-                "Values are constant but do not match",
+                "An attribute of the optimizer that is compiled as constant has changed",
                 got=(
                     f"{user_name}{place} is {new_constants[name]}, but was {constants[name]} "
                     "when the model was compiled"

@@ -29,7 +29,7 @@ def hooks_of(optimizer: torch.optim.Optimizer) -> StepHooks:
 
 
 def present_hooks(optimizer: torch.optim.Optimizer) -> StepHooks:
-    """Return the hooks that eager PyTorch would run now, in their order; torch's own aside."""
+    """Return the hooks that eager PyTorch would run now, in order, without torch's own hooks."""
     before = _of_users(optimizer._optimizer_step_pre_hooks.values())
     after = _of_users(optimizer._optimizer_step_post_hooks.values())
     before_all, after_all = (_of_users(known.values()) for known in hooks_of_all())

@@ -9,7 +9,7 @@ from .._base.errors import InvalidValue
 from .container import Container
 from .option_table import LOGS, OF_FIELD, RULES, Value, expect, option, row
 
-# The variables of OpenMPI, which PopTorch read, and of torchrun.
+# The environment variables that OpenMPI sets, which PopTorch read, and those that torchrun sets.
 _LAUNCHERS = (("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"), ("WORLD_SIZE", "RANK"))
 
 
@@ -42,7 +42,7 @@ class _DistributedOptions(Container):
                     self.numProcesses,
                 )
                 if self._each > 1:
-                    text = "Each process does the work of %d: it has as many times its replicas"
+                    text = "Each process does the work of %d processes, and runs their replicas"
                     log.python.info(text, self._each)
                 break
 

@@ -86,9 +86,9 @@ def apply_data(options: Any, text: str) -> None:
         try:
             name = ast.unparse(ast.parse(f"options.{line}", mode="eval").body.func)  # type: ignore[attr-defined]
         except (SyntaxError, ValueError, RecursionError, AttributeError) as error:
-            raise ConfigFileError(f"no option call: {line}") from error
+            raise ConfigFileError(f"this line is not an option call: {line}") from error
         if name.removeprefix("options.") not in known:
-            raise ConfigFileError(f"no option: {name}")
+            raise ConfigFileError(f"there is no such option: {name}")
     apply_calls(options, text)
 
 

@@ -1,5 +1,5 @@
 """Check options against each other, choose the device, and translate ``Options`` into the immutable
-``Spec``. No room below this one uses ``Options``.
+``Spec``. No package below this one uses ``Options``.
 """
 
 from __future__ import annotations

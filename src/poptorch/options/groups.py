@@ -254,7 +254,7 @@ class _PrecisionOptions(Container):
         return self
 
     def runningStatisticsAlwaysFloat(self, value: bool) -> Self:
-        """Have no effect but a warning: running statistics keep the dtype of their buffers.
+        """Warn that this option has no effect: running statistics keep the dtype of their buffers.
         Deprecated.
 
         Raises:
@@ -263,7 +263,9 @@ class _PrecisionOptions(Container):
         return self._statistics("runningStatisticsAlwaysFloat", value)
 
     def runningVarianceAlwaysFloat(self, value: bool) -> Self:
-        """Have no effect but a warning; this is the name in releases 2.0 and 2.1. Deprecated."""
+        """Warn that this option has no effect. Releases 2.0 and 2.1 used this name for
+        ``runningStatisticsAlwaysFloat``. Deprecated.
+        """
         return self._statistics("runningVarianceAlwaysFloat", value)
 
     def _statistics(self, name: str, value: bool) -> Self:

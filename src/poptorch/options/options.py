@@ -609,15 +609,20 @@ class Options(Container):
         """Set the largest number of compiled programs, one for each combination of input shapes and
         types. The default 0 allows inputs that differ only in sizes.
 
-        By default, inputs unlike those of the first call are an error, with two exceptions. Batches
-        with fewer rows keep the size of the micro-batches, and the last one may be smaller. If only
-        sizes differ, the second size of a dimension gets one program for all its sizes, after one
-        warning; an error names the reason if one program cannot serve them. With 1, as in PopTorch,
-        every other shape is an error. With more than 1, another batch size, length or set of
-        arguments gets another program, and the second size of a dimension gets one for all its
-        sizes; ``executor.plan()`` says so, or names the reason why each size has its own. A batch
-        that does not divide into micro-batches is treated as by default. All programs share
-        weights, optimizer state and random numbers. ``train()`` and ``eval()`` do not count.
+        With 0, inputs that do not match those of the first call raise an error, with two
+        exceptions. A batch with fewer rows is divided into micro-batches of the usual size, and the
+        last micro-batch may be smaller. If inputs differ only in sizes, one more program is
+        compiled that accepts all sizes of the dimensions that changed. You get one warning when
+        this happens, and an error with the reason if one program cannot serve all sizes.
+
+        With 1, as in PopTorch, every other shape raises an error. With more than 1, another batch
+        size, length or set of arguments gets another program. If only sizes differ, this program
+        accepts all sizes of the dimensions that changed; ``executor.plan()`` says so, or gives the
+        reason why each size needs its own program. A batch that does not divide into micro-batches
+        is treated as with 0.
+
+        All programs share weights, optimizer state and random numbers. Programs for ``train()``
+        and for ``eval()`` are counted separately.
         """
 
     def clone(self) -> Self:

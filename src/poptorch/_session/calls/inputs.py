@@ -74,10 +74,10 @@ class Inputs:
         self._dtypes = [t.dtype for t in bound.tensors]
         self._shapes = [t.shape for t in bound.tensors]
         self.symbols = symbols  # names of symbolic sizes, by input and dimension
-        self.conditions: Conditions | None = None  # of these sizes, once the program has been made
+        self.conditions: Conditions | None = None  # conditions on these sizes, after compiling
         self._allowed: dict[tuple[torch.Size, ...], bool] = {}  # shapes that were looked at
         self.is_retired = False
-        # Of a whole batch, if batches with fewer rows are cut as that one.
+        # The shapes of a complete batch, if this shorter batch is divided in the same way.
         self.whole: Sequence[Sequence[int]] | None = None
         self.reason: str | None = None  # why there is no program for all sizes
         self._types = [torch.Tensor] * len(self._dtypes)
@@ -85,7 +85,7 @@ class Inputs:
         self._warned: set[str] = set()
         # Whether a call that passes only these tensors, in their order, is of this kind.
         self._tensors_only = signature.takes_tensors_alone(bound)
-        # Of the tensors, if a call that passes only these, by name, is of this kind.
+        # The parameters of the tensors, if a call that passes only these, by name, is of this kind.
         self._names = signature.names_of_tensors(bound)
         self._by_position = signature.count_positional(self._names)
         if self._narrow:
@@ -102,7 +102,7 @@ class Inputs:
     def _expect(self, shapes: list[torch.Size]) -> None:
         """Use tensors of these shapes as they are, unless they must be converted."""
         self._shapes = shapes
-        # Of no dtype if it has to be narrowed.
+        # None for a dtype that has to be narrowed.
         same = [d if self._device_dtype(d) is d else None for d in self._dtypes]
         devices = [t.is_cpu for t in self.bound.tensors]
         gradients = [False] * len(shapes)
@@ -200,12 +200,12 @@ class Inputs:
         return given, self._prepare(given)
 
     def _resize(self, shapes: list[torch.Size]) -> None:
-        """Take inputs of other shapes from now on."""
+        """Accept inputs of other shapes from now on."""
         if shapes != self._shapes:
             self._expect(shapes)
 
     def retire(self) -> None:
-        """Take no inputs any more: sizes cannot be symbolic after all."""
+        """Accept no inputs any more, because it turned out that sizes cannot be symbolic."""
         self.is_retired = True
         self._allowed.clear()
 
@@ -277,7 +277,7 @@ class Inputs:
         )
 
     def may_have_sizes_of(self, arguments: Arguments) -> bool:
-        """Tell whether a call has tensors that divide into micro-batches and are not empty."""
+        """Return whether a call has tensors that divide into micro-batches and are not empty."""
         given = self._with_other_sizes(arguments)
         return given is not None and all(
             tensor.numel() > 0 and self._loops.divides(tensor.shape) for tensor in given

@@ -28,7 +28,7 @@ _WHOLE = (
 )
 
 
-RowCounts = tuple[int, ...]  # of one micro-batch, for each tensor; 0 if it has no dimensions
+RowCounts = tuple[int, ...]  # rows of each tensor in one micro-batch; 0 without dimensions
 
 
 @dataclass(frozen=True)
@@ -160,15 +160,15 @@ def check_results(usual: Sequence[Emitted], share: Sequence[Emitted]) -> None:
     """Check that the results of a share can be joined with those of whole batches."""
     if len(usual) != len(share):
         raise Error(
-            "forward returns another number or shape of results for a shorter batch",
-            got=f"{len(share)} tensors; {len(usual)} for a whole batch",
+            "forward returns a different number or shape of results for a shorter batch",
+            got=f"{len(share)} tensors for the shorter batch, {len(usual)} for a complete batch",
             fix=("let forward return the same results for any number of rows", f"or {_WHOLE}"),
         )
     for (mode, shape, _), (_, own, _) in zip(usual, share, strict=True):
         if mode is OutputMode.Sum and shape and (own[0] % shape[0] or own[1:] != shape[1:]):
             raise Error(
                 "OutputMode.Sum cannot add results of micro-batches of different sizes",
-                got=f"shape {shape} for a micro-batch of a whole batch, {own} for a shorter one",
+                got=f"shape {shape} for a micro-batch of the usual size, {own} for a shorter one",
                 fix=(_WHOLE, "or return results without a batch dimension"),
             )
 

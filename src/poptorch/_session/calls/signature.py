@@ -13,7 +13,7 @@ import torch
 from ..._base import nested_values
 from ..._base.errors import AssertionFailure, Error
 
-Arguments = tuple[tuple[Any, ...], Mapping[str, Any]]  # of a call, by position and by name
+Arguments = tuple[tuple[Any, ...], Mapping[str, Any]]  # by position and by name
 
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)

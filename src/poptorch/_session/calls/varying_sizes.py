@@ -73,7 +73,7 @@ def why_fixed(spec: Spec) -> str | None:
     if spec.precision.stochastic_rounding:
         return "the program uses stochastic rounding"
     if spec.runtime.is_reported:
-        return "its costs are reported, which depend on sizes"
+        return "reports of costs are enabled, and costs depend on sizes"
     if spec.target.synthetic_data:
         return "the program runs with synthetic data"
     if spec.target.backend not in (backends.AUTO, backends.OPTIMISE, "reference", "inductor"):

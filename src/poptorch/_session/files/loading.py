@@ -38,9 +38,9 @@ def fill(
     if (optimizer is None) != (saved.algorithm is None):
         kind = "inference" if saved.algorithm is None else "training"
         raise Error(
-            f"The file holds a model that was compiled for {kind}",
+            f"The file contains a model that was compiled for {kind}",
             got=f"optimizer={'None' if optimizer is None else type(optimizer).__name__}; "
-            f"saved: {saved.algorithm}",
+            f"the file was saved with {saved.algorithm or 'no optimizer'}",
             fix="load the file without an optimizer"
             if saved.algorithm is None
             else "pass an optimizer of the class that was saved; its values and state come from "

@@ -56,7 +56,7 @@ class Saved:
 
     path: str
     whole: bool  # whether the file contains the model
-    algorithm: str | None  # of the optimizer; None in inference
+    algorithm: str | None  # the optimizer's algorithm; None in inference
     has_loss: bool
     options: str  # the executor's options, as lines of calls
     settings: Mapping[str, str]  # settings of the compiled program, as text by name
@@ -298,7 +298,7 @@ def _of_type(kind: Any, value: Any) -> Any:
 
 def _count_of_steps(value: Any) -> float:
     if not isinstance(value, int | float) or not 0 <= value < 1 << 53:
-        raise ValueError(f"{value!r:.40} steps")
+        raise ValueError(f"{value!r:.40} is not a valid number of steps")
     return float(value)
 
 
@@ -306,7 +306,7 @@ def random_state(state: Any) -> list[int] | None:
     numbers: list[Any] | None = _of_type((list, type(None)), state)
     for number in numbers or ():
         if type(number) is not int or not -(1 << 63) <= number < 1 << 63:
-            raise ValueError(f"{number!r} in a random state")
+            raise ValueError(f"{number!r} is not a valid number in a random state")
     return numbers
 
 
@@ -341,9 +341,9 @@ def decode(data: Json) -> Any:
 
 def decode_all(data: Json) -> dict[str, Any]:
     if not isinstance(data, Mapping):
-        raise ValueError("no values by name")
+        raise ValueError("the values are not stored by name")
     if _count(data) > MOST:
-        raise ValueError(f"more than {MOST} values")
+        raise ValueError(f"the arguments have more than {MOST} values")
     return {str(name): decode(value) for name, value in data.items()}
 
 
@@ -363,15 +363,15 @@ def _zeros(content: Json) -> torch.Tensor:
     kind, shape = content
     dtype = json_codec.decode(kind)
     if not isinstance(dtype, torch.dtype):
-        raise ValueError(f"not a dtype: {kind!s:.80}")
+        raise ValueError(f"this is not a dtype: {kind!s:.80}")
     if len(_shape(shape)) > DEEPEST or math.prod(shape) > LARGEST:
-        raise ValueError(f"too large a shape: {shape!s:.80}")
+        raise ValueError(f"this shape is too large: {shape!s:.80}")
     return torch.zeros((), dtype=dtype, device="cpu").expand(shape)
 
 
 def _shape(value: Any) -> list[int]:
     if not isinstance(value, list) or not all(type(n) is int and n >= 0 for n in value):
-        raise ValueError(f"not a shape: {value!s:.80}")
+        raise ValueError(f"this is not a shape: {value!s:.80}")
     return value
 
 

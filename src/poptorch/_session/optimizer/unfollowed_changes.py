@@ -173,13 +173,13 @@ def _parameters(optimizer: torch.optim.Optimizer, matters: Matters) -> ChangeChe
             return
         now = identities()
         if len(now) != len(before):
-            yield f"the optimizer's groups were {len(before)} and are {len(now)}"
+            yield f"the optimizer had {len(before)} parameter groups and now has {len(now)}"
         for index, (old, new) in enumerate(zip(before, now, strict=False)):
             gone, come = len({*old} - {*new}), len({*new} - {*old})
             if gone or come:
                 yield (
-                    f"{gone} parameters left group {index} of the optimizer and {come} "
-                    "parameters joined it"
+                    f"{gone} parameters were removed from group {index} of the optimizer and "
+                    f"{come} were added"
                 )
 
     return ChangeCheck(identities, changes, _PARAMETERS)

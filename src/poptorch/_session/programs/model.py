@@ -42,8 +42,8 @@ class Task:
     hypers: Mapping[str, float]  # values that the optimizer leaves variable
     request: _capture.Request
     attributes: ModuleAttributes  # attributes of the modules, which become constants
-    share: Share | None = None  # what the arguments are of a batch that is shorter than usual
-    remainder: _compile.Remainder | None = None  # what is captured for such a share
+    share: Share | None = None  # the share of a shorter batch that the arguments are, if any
+    remainder: _compile.Remainder | None = None  # the micro-batches of such a share, to capture
 
 
 class Model:
@@ -138,10 +138,10 @@ class Model:
         share: Share | None = None,
         symbols: Mapping[tuple[int, int], str] = MappingProxyType({}),
     ) -> Task:
-        """Return what compiling for these arguments starts from.
+        """Return the task of compiling for these arguments.
 
-        ``share``: what they are of a batch that is shorter than usual, for which ``spec`` is meant.
-        ``symbols``: see ``Inputs``.
+        ``spec`` is for a complete batch. ``share`` says which part of a shorter batch the arguments
+        are, if they are one. ``symbols``: see ``Inputs``.
         """
         replicas, spec = spec.loops.replicas, spec if share is None else share.spec(spec)
         if self.groupings and spec.loops.replicas < replicas:

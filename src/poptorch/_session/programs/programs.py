@@ -21,7 +21,9 @@ from ..host_changes import ChangeCheck
 from .model import CallMode, Task
 
 _SHARES = 4
-"""Programs for shares of shorter batches: an epoch ends with one, or with two shares of one."""
+"""The number of programs for shares of shorter batches. An epoch ends with one such batch, which
+has one or two shares.
+"""
 
 
 class Specialization:
@@ -47,7 +49,7 @@ class Specialization:
         # indices of inputs that forward changes in place
         self.changed_inputs = compiled.changed_inputs()
         self.changed_buffers = compiled.changed_buffers()
-        # Why it is for inputs of one size, if there may be several programs.
+        # If there may be several programs, the reason why this one serves inputs of only one size.
         self.reason = why_fixed(self.spec) if self.spec.runtime.programs > 1 else None
         self.has_anchors = bool(self.spec.anchors)
         self.is_reported = self.spec.runtime.is_reported

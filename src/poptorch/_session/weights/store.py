@@ -84,8 +84,8 @@ class StateLayout:
     def gathered(
         self, tensors: Mapping[str, torch.Tensor], weights: bool = False
     ) -> dict[str, torch.Tensor]:
-        """Return the tensors of which this process has only a part or nothing. All processes call
-        this.
+        """Collect the tensors that this process stores only in part or not at all. All processes
+        call this.
 
         With ``weights``, this includes weights and buffers, and otherwise only state without a host
         tensor.
@@ -103,7 +103,7 @@ class StateLayout:
 
     def write_part(self, tensors: dict[str, torch.Tensor], key: str, value: torch.Tensor) -> None:
         view, flat = self.views[key], tensors[self.views[key].flat]
-        # index of this part's beginning within the tensor
+        # index within the tensor at which this part begins
         first = view.offset - self._process * flat.numel()
         start, end = max(0, first), min(flat.numel(), first + view.slot.numel)
         if start < end:

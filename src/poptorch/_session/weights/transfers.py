@@ -38,7 +38,7 @@ class Transfers:
         self.device.meet({path: tied.tensor for path, tied in tensors.items()})
         self.lock = self.device.lock
         self.store: StateStore | None = None  # while attached
-        # of each program from its first use; they share the tensors of weights
+        # the store of each program, from its first use; all stores share the tensors of weights
         self._stores = weakref.WeakKeyDictionary[Specialization, StateStore]()
         self.periodic_checks = PeriodicChecks(weights_check(self.device, module))
         # whether the processes of the job have started with the same weights
