@@ -99,8 +99,8 @@ def main() -> None:
     """Print the comparison for every optimizer."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--size", type=int, default=32, help="rows and columns of the matrices")
-    parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=30, help="updates of each form (default: 30)")
+    parser.add_argument("--threads", type=int, default=1, help="number of threads (default: 1)")
     parser.add_argument("--apart", action="store_true", help="use one tensor for each weight")
     parser.add_argument("--only", choices=OPTIMIZERS, help="measure only this optimizer")
     options = parser.parse_args()

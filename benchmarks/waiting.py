@@ -27,7 +27,7 @@ import torch.distributed as dist
 from torch import nn
 
 import poptorch
-from poptorch.backends.peers import Passing, Peers
+from poptorch.backends.peers import MessagesOfRun, Peers
 
 ROOT = Path(__file__).resolve().parent.parent
 waited = [0.0]  # seconds that this process waits for values of others
@@ -110,11 +110,11 @@ def measure(processes: int, accumulation: int, rounds: int, grouped: bool) -> No
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--processes", type=int, nargs="+", default=[2, 4])
-    parser.add_argument("--accumulation", type=int, nargs="+", default=[4, 8, 16])
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--grouped", action="store_true")
-    parser.add_argument("--against", type=Path)
+    parser.add_argument("--processes", type=int, nargs="+", default=[2, 4], help="numbers of processes (default: 2 4)")
+    parser.add_argument("--accumulation", type=int, nargs="+", default=[4, 8, 16], help="numbers of micro-batches in an update (default: 4 8 16)")
+    parser.add_argument("--rounds", type=int, default=5, help="measurements of each figure (default: 5)")
+    parser.add_argument("--grouped", action="store_true", help="use the default schedule instead of 1F1B")
+    parser.add_argument("--against", type=Path, help="another checkout, measured alternately")
     chosen = parser.parse_args()
     if "RANK" not in os.environ:
         for count in chosen.processes:
@@ -126,7 +126,7 @@ def main() -> int:
                 subprocess.run(command, env={**os.environ, **more}, check=True)
         return 0
     dist.init_process_group("gloo")
-    Passing.receive_due, Passing.end = timed(Passing.receive_due), timed(Passing.end)  # type: ignore[method-assign]
+    MessagesOfRun.receive_due, MessagesOfRun.end = timed(MessagesOfRun.receive_due), timed(MessagesOfRun.end)  # type: ignore[method-assign]
     Peers.share = timed(Peers.share)  # type: ignore[method-assign]
     own, processes = cores(), dist.get_world_size()
     if len(own) >= processes:

@@ -90,9 +90,10 @@ def possible(path: Path) -> Iterator[Change]:
                    "new": new.decode()}  # fmt: skip
 
 
-def drawn(room: str, count: int, seed: int) -> list[Change]:
-    """Return random changes of a room. The same seed returns the same changes."""
-    every = [change for path in sorted((PACKAGE / room).rglob("*.py")) for change in possible(path)]
+def drawn(folder: str, count: int, seed: int) -> list[Change]:
+    """Return random changes in a folder. The same seed returns the same changes."""
+    paths = sorted((PACKAGE / folder).rglob("*.py"))
+    every = [change for path in paths for change in possible(path)]
     return random.Random(seed).sample(every, count)
 
 
@@ -117,13 +118,15 @@ def outcome(change: Change, words: list[str]) -> str:
 
 
 def main() -> None:
-    """Plant changes in a room."""
+    """Plant changes in a folder of the package."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("room")
-    parser.add_argument("--count", type=int, default=8)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--record", type=Path)
-    parser.add_argument("--again", type=Path)
+    parser.add_argument("folder", help="folder of src/poptorch to change, for example _update")
+    parser.add_argument("--count", type=int, default=8, help="number of changes (default: 8)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the choice (default: 0)")
+    parser.add_argument(
+        "--record", type=Path, help="JSON file of the results; an existing file is continued"
+    )
+    parser.add_argument("--again", type=Path, help="repeat the changes of this JSON file")
     parser.add_argument("tests", nargs="+", help="arguments of pytest")
     chosen = parser.parse_args()
     if chosen.record and chosen.record.exists():
@@ -132,7 +135,7 @@ def main() -> None:
         kept = json.loads(chosen.again.read_text())
         changes = [{key: each[key] for key in each if key != "outcome"} for each in kept]
     else:
-        changes = drawn(chosen.room, chosen.count, chosen.seed)
+        changes = drawn(chosen.folder, chosen.count, chosen.seed)
     for change in (each for each in changes if "outcome" not in each):
         change["outcome"] = outcome(change, chosen.tests)
         print(f"{change['outcome']:9}{change['file']}: {change['function']}", flush=True)

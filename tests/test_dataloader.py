@@ -878,7 +878,7 @@ def test_tensor_data_sets_are_indexed_directly_with_the_same_result() -> None:
 def test_a_generator_is_refused_with_a_remedy() -> None:
     numbers = (torch.tensor(number) for number in range(8))
 
-    with pytest.raises(TypeError, match="a generator, which can be read once") as caught:
+    with pytest.raises(TypeError, match="can be read only once") as caught:
         poptorch.DataLoader(poptorch.Options(), numbers, batch_size=2)
 
     assert "list(samples)" in str(caught.value)

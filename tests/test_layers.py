@@ -93,8 +93,8 @@ def test_imports_go_only_downwards() -> None:
 def test_only_modules_above_the_package_import_all_of_it(graph: grimp.ImportGraph) -> None:
     importing = graph.find_modules_that_directly_import("poptorch")
     inside = {name for name in importing if name.startswith("poptorch.")}
-    rooms = {name.split(".")[1] for name in inside}
-    assert rooms <= {"__main__", "_cli", "_migrate", "integrations"}
+    packages = {name.split(".")[1] for name in inside}
+    assert packages <= {"__main__", "_cli", "_migrate", "integrations"}
 
 
 def test_no_files_import_each_other_in_a_circle(graph: grimp.ImportGraph) -> None:
@@ -181,10 +181,10 @@ def test_private_attributes_of_others_are_listed() -> None:
     assert read - ours - pythons - torchs <= set(private.ATTRIBUTES) <= read
 
 
-SHARED = {"_base", "_ir"}  # what all rooms speak
+SHARED = {"_base", "_ir"}  # which the tests of every package may use
 NAMES_OF_POPTORCH = {"_impl", "_poplar_executor"}  # scripts import these
-# Folders of tests without a folder in src, and their subjects; then tests that read other rooms.
-ROOMS = {
+# Folders of tests without a folder in src, and their subjects; then tests that use other packages.
+OTHER_PACKAGES = {
     "checkpoints": {"_session"}, "dataloader": {"_job"}, "dataloader_faults": {"_data"},
     "conftest": {"_pod"},
     "estimates": {"_cost", "_ipu_model", "_session"}, "ipu_model": {"_ipu_systems"},
@@ -202,17 +202,17 @@ ROOMS = {
 }  # fmt: skip
 
 
-def test_private_names_are_imported_by_the_tests_of_their_room() -> None:
-    """So that the inside of a room is changed with its own tests alone."""
+def test_private_names_are_imported_by_the_tests_of_their_package() -> None:
+    """A change inside a package then affects only the tests of this package."""
     tests, found = ROOT / "tests", set()
     for path in tests.rglob("*.py"):
-        room = path.relative_to(tests).parts[0].removesuffix(".py").removeprefix("test_")
-        own = {f"_{room}", *ROOMS.get(room, ()), *SHARED, *NAMES_OF_POPTORCH}
+        package = path.relative_to(tests).parts[0].removesuffix(".py").removeprefix("test_")
+        own = {f"_{package}", *OTHER_PACKAGES.get(package, ()), *SHARED, *NAMES_OF_POPTORCH}
         for _, target in imports(parse(path), "tests", False):
             owner, _, name = target.partition(".")
             private = name.partition(".")[0]
             if owner == "poptorch" and private[:1] == "_" and private not in {*own, "__version__"}:
-                found.add((room, private))
+                found.add((package, private))
     assert not found
 
 

@@ -251,7 +251,7 @@ class PoplarExecutor:
         """
         objects = None
         if export_model:
-            objects = files.Objects(self._user_model, self._optimizer, self._loss)
+            objects = files.UserObjects(self._user_model, self._optimizer, self._loss)
         with self._session.lock():
             files.save(self._session, filename, objects, as_calls(self._options), save_rng_state)
 
@@ -525,10 +525,10 @@ class PoplarExecutor:
         if isinstance(value, (nn.Parameter, nn.Module)):
             make_groupable(value, self._session.model, self._session.programs)
         if isinstance(value, types.MethodType) and value.__self__ is self._user_model:
-            value = self._handing_back(value)
+            value = self._returning_executor(value)
         return value  # type: ignore[no-any-return]
 
-    def _handing_back(self, method: Callable[..., Any]) -> Callable[..., Any]:
+    def _returning_executor(self, method: Callable[..., Any]) -> Callable[..., Any]:
         """Return this executor from methods that return the module itself, such as ``to`` and
         ``train``.
         """

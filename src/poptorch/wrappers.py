@@ -184,7 +184,7 @@ def load(
     return executor
 
 
-def _options_of(saved: files.Saved) -> Options:
+def _options_of(saved: files.SavedModel) -> Options:
     """Return the options in a file, without those that only apply to the machine that wrote it."""
     edited, options = Options(), Options()
     try:

@@ -35,7 +35,7 @@ def leave_out(edge_index: Tensor, mask: Tensor) -> Tensor:
     return torch.where(mask, edge_index, -1)
 
 
-def somewhere(index: Tensor) -> Tensor:
+def valid_indices(index: Tensor) -> Tensor:
     """Return valid numbers for gathering. The values that are gathered for -1 have no effect."""
     return index.clamp(min=0) if may_be_absent() else index
 
@@ -55,7 +55,7 @@ def scatter(
     dim = dim % src.dim()
     if reduce in ("sum", "add", "mean"):
         is_present = _along(index >= 0, src, dim)
-        total: Tensor = _scatter(torch.where(is_present, src, 0), somewhere(index), dim, dim_size)
+        total: Tensor = _scatter(torch.where(is_present, src, 0), valid_indices(index), dim, dim_size)
         if reduce != "mean":
             return total
         return total / _along(degree(index, dim_size, src.dtype).clamp(min=1), src, dim)
@@ -88,7 +88,7 @@ def softmax(
     if index is None or num_nodes is None or not may_be_absent():
         plain: Tensor = _softmax(src, index, ptr, num_nodes, dim)
         return plain
-    safe = somewhere(index)
+    safe = valid_indices(index)
     most = scatter(src.detach(), index, dim, num_nodes, "max").index_select(dim, safe)
     is_present = _along(index >= 0, src, dim)
     # A large value in a removed entry must not become infinite, because its gradient would be NaN.
@@ -98,7 +98,7 @@ def softmax(
 
 
 def index_select(module: Any, src: Tensor, index: Tensor) -> Tensor:
-    return src.index_select(module.node_dim, somewhere(index))
+    return src.index_select(module.node_dim, valid_indices(index))
 
 
 def remove_self_loops(
@@ -182,7 +182,7 @@ def topk(
     nodes = len(batch)
     is_present, x = batch >= 0, x.view(-1)
     mark_absent()
-    places = somewhere(batch)
+    places = valid_indices(batch)
     if min_score is not None:
         best = scatter(x, batch, 0, nodes, "max")[places] - tol
         kept = (x > best.clamp(max=min_score)) & is_present

@@ -19,7 +19,7 @@ from .common import with_seeds
 from .dataloader import Combining, with_options
 from .fixed_size_options import FixedSizeOptions
 from .pyg_cluster_loader import check_two_graphs
-from .pyg_dataloader import OverSizeStrategy, Plain, refuse
+from .pyg_dataloader import OverSizeStrategy, PlainLoader, refuse
 
 __all__ = ["FixedSizeNeighborLoader", "PyGFixedSizeNeighborLoader"]
 
@@ -28,7 +28,7 @@ __all__ = ["FixedSizeNeighborLoader", "PyGFixedSizeNeighborLoader"]
 UNPADDED = ("batch_size", "input_id", "seed_time", "num_sampled_nodes", "num_sampled_edges")
 
 
-class PyGFixedSizeNeighborLoader(Plain):
+class PyGFixedSizeNeighborLoader(PlainLoader):
     """Sample neighbourhoods of seeds and pad them to one size, on torch's own loader.
 
     A neighbourhood is one graph; a second one is padding. The seeds are its first ``batch_size``

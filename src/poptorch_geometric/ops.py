@@ -268,7 +268,7 @@ class InstanceNorm(pyg.InstanceNorm):  # type: ignore[misc]
             batch, batch_size = torch.zeros(len(x), dtype=torch.int64, device=x.device), 1
         if batch_size is None:
             batch_size = int(batch.max()) + 1
-        groups = _static.somewhere(batch)
+        groups = _static.valid_indices(batch)
         if self.training or not self.track_running_stats:
             count = _static.degree(batch, batch_size, x.dtype).clamp(min=1).view(-1, 1)
             mean = _static.scatter(x, batch, 0, batch_size) / count

@@ -15,7 +15,7 @@ from poptorch.poptorch_core import AssertionFailure
 from . import _graphs
 from .collate import FixedSizeCollater
 from .fixed_size_options import FixedSizeOptions
-from .pyg_dataloader import OverSizeStrategy, Plain, refuse
+from .pyg_dataloader import OverSizeStrategy, PlainLoader, refuse
 
 __all__ = ["ClusterData", "FixedSizeClusterLoader"]
 
@@ -24,7 +24,7 @@ ROUNDS = 20
 SLACK = 1.1  # the largest part relative to the average
 
 
-class FixedSizeClusterLoader(Plain):
+class FixedSizeClusterLoader(PlainLoader):
     """Merge clusters of a graph, with the edges between them, and pad to one size.
 
     Merged clusters are one graph: ``batch`` is 0 for its nodes and 1 for padding.

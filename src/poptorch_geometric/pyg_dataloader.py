@@ -48,7 +48,7 @@ def refuse(loader: str, kwargs: Mapping[str, Any], *names: str) -> None:
             )
 
 
-class Plain(torch.utils.data.DataLoader[Any]):
+class PlainLoader(torch.utils.data.DataLoader[Any]):
     """A loader based on torch's. Subclasses may create their own collaters."""
 
     def _create_collater(self, **collater_args: Any) -> Any:
@@ -72,7 +72,7 @@ class Plain(torch.utils.data.DataLoader[Any]):
         return collater
 
 
-class DataLoader(Plain):
+class DataLoader(PlainLoader):
     """Load batches of graphs without padding.
 
     Arguments are those of ``poptorch_geometric.dataloader.DataLoader``, without ``options``.
@@ -103,7 +103,7 @@ class DataLoader(Plain):
         return Collater(**collater_args)
 
 
-class FixedSizeDataLoader(Plain):
+class FixedSizeDataLoader(PlainLoader):
     """Load batches of graphs that all have the same size; the last graphs are padding.
 
     Arguments and errors are those of ``poptorch_geometric.FixedSizeDataLoader``, without

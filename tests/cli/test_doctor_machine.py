@@ -62,17 +62,17 @@ BROKEN = {
     "a cache that others can write to": (
         lambda patch, folder: folder.chmod(0o777),
         "compiled code is not kept for later runs",
-        "Fix: name a folder of yours in TORCHINDUCTOR_CACHE_DIR",
+        "Fix: set TORCHINDUCTOR_CACHE_DIR to a folder",
     ),
     "a file where a cache should be": (
         lambda patch, folder: patch.setenv("POPTORCH_CACHE_DIR", __file__),
         "POPTORCH_CACHE_DIR=",
-        "Fix: name a folder of yours in POPTORCH_CACHE_DIR",
+        "Fix: set POPTORCH_CACHE_DIR to a folder",
     ),
     "a full disk": (
         lambda patch, folder: patch.setattr(doctor_machine, "LEAST_DISK", 2 * PLENTY),
         "MiB of disk are free for",
-        "Fix: poptorch cache trim",
+        "Fix: run poptorch cache trim",
     ),
     "too many threads": (
         lambda patch, folder: patch.setattr(doctor_machine, "_cores", lambda: 0.5),

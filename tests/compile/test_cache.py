@@ -202,7 +202,7 @@ def test_code_of_another_home_is_a_miss_with_a_remedy(
 
     assert "miss" in lines[0]
     assert "miss" in lines[1]
-    assert "set POPTORCH_KEY_FILE to use one key for all of them" in lines[1]
+    assert "to use the same key everywhere, set POPTORCH_KEY_FILE" in lines[1]
     assert ["hit" in line for line in lines[2:]] == [True, True]
     assert len(files(folder)) == 2
 

@@ -60,7 +60,7 @@ def test_results_that_depend_on_the_number_of_rows_are_refused(rows: int) -> Non
     training = trained(forward, options(accumulation=4), 32)
 
     with pytest.raises(
-        poptorch.Error, match="another number or shape of results for a shorter batch"
+        poptorch.Error, match="a different number or shape of results for a shorter batch"
     ):
         training(X[:rows])
     training(X)

@@ -22,7 +22,7 @@ from poptorch._ir.program import State
 from poptorch.backends import onnx_runtime
 
 pytestmark = pytest.mark.slow
-EXPORT = runtime_choice.Other.export
+EXPORT = runtime_choice.OnnxProgram.export
 LAST = torch.tensor([4])
 ALWAYS, NEVER = float("inf"), 0.0
 
@@ -44,7 +44,7 @@ def folder(monkeypatch: pytest.MonkeyPatch, code_of_all_tests: Path) -> Path:
     for name in ("EARLY", "FIRST", "POLL_SECONDS", "TRIAL", "SHARE", "SETTLED"):
         monkeypatch.setattr(runtime_choice, name, 0.0)
     monkeypatch.setattr(runtime_choice, "FEWEST", 1)
-    monkeypatch.setattr(runtime_choice.Other, "export", exported_here)
+    monkeypatch.setattr(runtime_choice.OnnxProgram, "export", exported_here)
     monkeypatch.setattr(cache.Choice, "gain", 1e9)  # a session is made at once
     monkeypatch.setattr(cache, "default_store", lambda: cache.Store(code_of_all_tests))
     monkeypatch.setattr(cache, "_loaded", {})
@@ -106,7 +106,7 @@ def test_compiled_code_stays_if_it_is_not_slower(
 
     assert runtime(executor) == "inductor"
     assert "ONNX Runtime is not faster: " in str(executor.plan())
-    assert sum("Compiled code stays" in r.message for r in caplog.records) == 1
+    assert sum("continue to run compiled code" in r.message for r in caplog.records) == 1
     same(executor, model, x)
 
 
@@ -306,9 +306,9 @@ def test_disagreeing_results_keep_compiled_code_in_all_processes(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     favouring(monkeypatch, ALWAYS)
-    usual = runtime_choice.Other.run
+    usual = runtime_choice.OnnxProgram.run
     monkeypatch.setattr(
-        runtime_choice.Other, "run", lambda *args: [y * 1.001 for y in usual(*args)]
+        runtime_choice.OnnxProgram, "run", lambda *args: [y * 1.001 for y in usual(*args)]
     )
     model, x = nn.Linear(6, 4).eval(), normal(3, 6)
     poptorch.setLogLevel("DEBUG")
@@ -349,7 +349,7 @@ def test_an_interrupted_comparison_leaves_a_model_that_works(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     favouring(monkeypatch, ALWAYS)
-    usual, calls = runtime_choice.Other.run, []
+    usual, calls = runtime_choice.OnnxProgram.run, []
 
     def run(*args: Any) -> Any:
         calls.append(1)
@@ -357,7 +357,7 @@ def test_an_interrupted_comparison_leaves_a_model_that_works(
             raise KeyboardInterrupt
         return usual(*args)
 
-    monkeypatch.setattr(runtime_choice.Other, "run", run)
+    monkeypatch.setattr(runtime_choice.OnnxProgram, "run", run)
     model, x = nn.Linear(6, 4).eval(), normal(3, 6)
     executor, interrupted = wrapped(model, x), 0
 
@@ -550,7 +550,7 @@ def test_another_process_exports_the_program(
 ) -> None:
     monkeypatch.setattr(cache, "default_store", lambda: cache.Store(tmp_path))
     favouring(monkeypatch, ALWAYS)
-    monkeypatch.setattr(runtime_choice.Other, "export", EXPORT)
+    monkeypatch.setattr(runtime_choice.OnnxProgram, "export", EXPORT)
     model, x = nn.Linear(6, 4).eval(), normal(3, 6)
     executor = wrapped(model, x)
 

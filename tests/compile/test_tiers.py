@@ -119,8 +119,8 @@ def test_the_progress_bar_ends_when_the_graph_is_captured(takeover: Takeover) ->
     bar, begun, _, _ = takeover.printed
 
     assert "Graph compilation: 100%" in bar
-    expected = "Graph compilation: captured; calls run interpreted while 1 graph compiles, about"
-    assert re.fullmatch(rf"{expected} \d+ s", begun)
+    expected = "Graph compilation: captured; the interpreter runs calls while 1 graph compiles"
+    assert re.fullmatch(rf"{expected}, for about \d+ s", begun)
 
 
 @pytest.mark.slow
@@ -333,10 +333,8 @@ def test_where_no_core_is_ever_free_compiling_begins_at_low_priority(
 
     assert nice == compiler_processes.LOW
     printed = capsys.readouterr().err
-    assert "compiling waits for a free core, at most 0 s" in printed
-    assert (
-        "no core is free; calls run interpreted while 1 graph compiles at low priority" in printed
-    )
+    assert "compiling waits up to 0 s for a free core" in printed
+    assert "the interpreter runs calls while 1 graph compiles at low priority" in printed
     assert "still compiling after 0 s, 0 of 1 graph done" in printed
 
 
@@ -517,7 +515,7 @@ def test_idle_cores_import_the_compiler_ahead(
     monkeypatch.setattr(
         compiler_processes, "warm", lambda backend: works or Path("/nowhere").stat()
     )
-    monkeypatch.setattr(compiler_processes, "is_there", lambda backend: there)
+    monkeypatch.setattr(compiler_processes, "is_running", lambda backend: there)
     monkeypatch.setattr(tiers._cores, "idle", lambda: idle)
     (tmp_path / ("a.code" if code else "a.popef")).touch()
     assert tiers.prepare(registry.choose(name), cache.Store(tmp_path)) == processes

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from poptorch._cost.links import Exchanged, Link, fitted, gather, ring
+from poptorch._cost.links import UpdateExchange, Link, fitted, gather, ring
 
 WIRE = Link(0.0, 1e9, copying=0.0, waking=0.0)
 """A link of 1 GB/s without latency."""
@@ -64,13 +64,13 @@ def test_gathering_takes_the_steps_of_its_source(n: int) -> None:
 
 
 @pytest.fixture
-def half_of_it_early() -> Exchanged:
+def half_of_it_early() -> UpdateExchange:
     """2 MB of gradients. 1 MB can be sent when half of the computation remains."""
-    return Exchanged((2e6,), ((1e6,),), left=0.5)
+    return UpdateExchange((2e6,), ((1e6,),), left=0.5)
 
 
 def test_early_gradients_wait_less_if_more_computation_remains(
-    half_of_it_early: Exchanged,
+    half_of_it_early: UpdateExchange,
 ) -> None:
     waits = [half_of_it_early.seconds(computing, 8, WIRE) for computing in (0.0, 1e-3, 1.0)]
 
@@ -78,13 +78,13 @@ def test_early_gradients_wait_less_if_more_computation_remains(
 
 
 def test_early_gradients_share_the_link_if_nothing_is_left_to_compute(
-    half_of_it_early: Exchanged,
+    half_of_it_early: UpdateExchange,
 ) -> None:
     assert half_of_it_early.seconds(0.0, 8, WIRE) == pytest.approx(ring(1.5e6, 8, WIRE, 2))
 
 
 def test_early_gradients_cost_nothing_if_there_is_enough_left_to_compute(
-    half_of_it_early: Exchanged,
+    half_of_it_early: UpdateExchange,
 ) -> None:
     assert half_of_it_early.seconds(1.0, 8, WIRE) == pytest.approx(ring(1e6, 8, WIRE))
 

@@ -172,7 +172,7 @@ def test_the_first_runs_of_a_product_are_not_timed(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(time, "perf_counter", lambda: moments[-1])
 
-    times = product_libraries._in_turn({ONEDNN: run}, lambda: moments[-1])
+    times = product_libraries._alternating_times({ONEDNN: run}, lambda: moments[-1])
 
     assert times[ONEDNN] == pytest.approx(0.001)
 
@@ -258,7 +258,7 @@ def test_many_rows_are_measured_with_one_weight(weights_read: dict[int, int]) ->
 def test_several_threads_are_measured_only_if_each_has_a_core(
     threads: int, cores: float, clock: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    in_turn, clocks = product_libraries._in_turn, []
+    in_turn, clocks = product_libraries._alternating_times, []
 
     def watched(runs: Any, clock: Any) -> dict[str, float]:
         clocks.append(clock.__name__)
@@ -266,7 +266,7 @@ def test_several_threads_are_measured_only_if_each_has_a_core(
 
     monkeypatch.setattr(product_libraries, "_neighbour", product_libraries._Neighbour())
     monkeypatch.setattr(product_libraries, "_cores", lambda runs: cores)
-    monkeypatch.setattr(product_libraries, "_in_turn", watched)
+    monkeypatch.setattr(product_libraries, "_alternating_times", watched)
     torch.set_num_threads(threads)
 
     times = product_libraries.times_of(Shape(64, 512, 256, "nt"))

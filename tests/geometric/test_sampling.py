@@ -153,7 +153,7 @@ def test_neighbours_are_drawn_in_proportion_to_their_weights(star: Data, replace
 
 
 def test_weights_that_do_not_exist_are_refused(star: Data) -> None:
-    with pytest.raises(poptorch.Error, match="attribute to sample by"):
+    with pytest.raises(poptorch.Error, match="attribute by which edges are sampled"):
         sample(star, [1], [0], weight_attr="missing")
 
 

@@ -10,7 +10,7 @@ import torch
 import poptorch
 from helpers.patience import HANGS
 from poptorch._job import heartbeat
-from poptorch.backends.peers import Passing
+from poptorch.backends.peers import MessagesOfRun
 
 STAGES = ("killed between stages", "interrupted between stages")
 DIFFERENCES = (
@@ -94,9 +94,9 @@ def change_state(what: str, index: int, training: poptorch.PoplarExecutor) -> No
 
 def deliver_once(what: str) -> None:
     """Do something else than to exchange values the second time."""
-    deliver, calls = Passing.deliver, []
+    deliver, calls = MessagesOfRun.deliver, []
 
-    def second(self: Passing, *values: Any) -> None:
+    def second(self: MessagesOfRun, *values: Any) -> None:
         calls.append(1)
         if len(calls) == 2 and what == "killed between stages":
             os.kill(os.getpid(), signal.SIGKILL)
@@ -104,7 +104,7 @@ def deliver_once(what: str) -> None:
             raise KeyboardInterrupt
         deliver(self, *values)
 
-    Passing.deliver = second  # type: ignore[method-assign]
+    MessagesOfRun.deliver = second  # type: ignore[method-assign]
 
 
 def main(what: str) -> None:

@@ -21,7 +21,7 @@ from poptorch._ir.plan import Plan
 from poptorch._ir.program import Program, State
 from poptorch._ir.slots import Kind
 from poptorch.backends.reference import Reference
-from poptorch.backends.staged import ByStages, StagedExecutable
+from poptorch.backends.staged import StagedBackend, StagedExecutable
 from poptorch.optim.freeze_optimizer import freeze as freeze_optimizer
 from poptorch.options.freeze_options import freeze
 
@@ -79,7 +79,7 @@ class Captured:
 
     def run_staged(self, plan: Plan, batches: list) -> tuple[list, list[State], StagedExecutable]:
         """Run calls part by part; return also what did it."""
-        executable = ByStages().compile(plan, lambda _: None)
+        executable = StagedBackend().compile(plan, lambda _: None)
         assert isinstance(executable, StagedExecutable)
         return *self._run(plan, executable, batches), executable
 

@@ -448,9 +448,9 @@ each_process = pytest.mark.parametrize("process", [0, 1])
     [
         (
             "other program",
-            ["do not train the same program", "process 1, against process 0", "operator"],
+            ["do not train the same program", "in process 1, ", "in process 0", "operator"],
         ),
-        ("other rate", ["hyper.0.lr: 0.5 here, 0.1 there"]),
+        ("other rate", ["hyper.0.lr: 0.5 in process 1, 0.1 in process 0"]),
         (
             "other length",
             ["data for different numbers of calls", "process 0: 4; process 1: 2"],
@@ -475,7 +475,8 @@ each_process = pytest.mark.parametrize("process", [0, 1])
             "other written weights",
             [
                 "have written different weights to their devices",
-                "process 1, against process 0 ('there'): param.layer.weight: ",
+                "param.layer.weight: ",
+                " in process 1, ",
             ],
         ),
         ("other loaded state", ["___layer.weight: "]),
@@ -494,7 +495,7 @@ def test_the_error_shows_a_differing_number_of_both_processes(
 ) -> None:
     message = different.messages[process]["other numbers"].replace("0.30000000000000004", "0.3")
 
-    assert "hyper.0.lr: 0.3 here, 0.2 there" in message
+    assert "hyper.0.lr: 0.3 in process 1, 0.2 in process 0" in message
 
 
 @each_process

@@ -51,7 +51,7 @@ def train(model: nn.Module, mode: str, x: torch.Tensor) -> None:
 
 
 def test_lanes_with_other_results_are_an_error_if_the_options_say_so() -> None:
-    with pytest.raises(poptorch.Error, match="that run side by side give other results"):
+    with pytest.raises(poptorch.Error, match="different results when they run side by side"):
         train(Sines(), "error", torch.randn(6, 3))
 
 

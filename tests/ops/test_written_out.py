@@ -33,7 +33,7 @@ def _written_and_traced(node: torch.fx.Node) -> tuple[list[Any], list[Any]]:
         if not isinstance(argument, torch.fx.Node):
             return argument
         value = argument.meta["val"]
-        return written_out._Given(next(numbers), tuple(value.shape), value.dtype)
+        return written_out._ContiguousTensor(next(numbers), tuple(value.shape), value.dtype)
 
     numbers = itertools.count()
     args = torch.fx.node.map_aggregate(node.args, given)

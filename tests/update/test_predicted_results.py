@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from poptorch._update.likeness import Wholes
+from poptorch._update.likeness import WholeReads
 from poptorch._update.number_tracing import Numbers
 from poptorch._update.repeated_operators import Repeats
 from poptorch._update.step_values import Geometry, geometry_of
@@ -65,7 +65,7 @@ def test_results_are_those_of_torch_for_many_shapes(name: str, dtype: torch.dtyp
     function = FUNCTIONS[name]
     numbers = Numbers(lambda *_: True)
     with torch.no_grad(), _without_values() as mode:
-        wholes = Wholes(numbers.origins)
+        wholes = WholeReads(numbers.origins)
         repeats = numbers.memo = Repeats(mode, wholes)
         with answering(wholes.answer), numbers:
             found: dict[Any, Any] = {}
@@ -89,7 +89,7 @@ def test_reductions_are_computed_for_one_shape(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(Repeats, "_computed", counting)
     numbers = Numbers(lambda *_: True)
     with torch.no_grad(), _without_values() as mode:
-        wholes = Wholes(numbers.origins)
+        wholes = WholeReads(numbers.origins)
         repeats = numbers.memo = Repeats(mode, wholes)
         with answering(wholes.answer), numbers:
             for at in range(2, 6):

@@ -438,7 +438,7 @@ READERS_OF_PLACES = [scaled_by_place, scaled_by_place_of_part, at_the_start_of_m
 def test_a_step_that_reads_where_in_a_larger_tensor_a_weight_is_is_refused(function: Any) -> None:
     message = refused(with_a_weight_in_a_larger_tensor(step_by_function(function)))
 
-    assert "reads where in a larger tensor a weight is" in message
+    assert "reads the position of a weight within a larger tensor" in message
     assert "'first.weight'" in message
     assert "test_traced_step_refusals.py" in message
 
@@ -491,7 +491,7 @@ class Distinct(T.Optimizer):
 def test_a_step_that_recognises_weights_by_their_address_is_refused(address: Any) -> None:
     message = refused(lambda model: Distinct(model.parameters(), address))
 
-    assert "reads where in memory a tensor is" in message
+    assert "reads the memory address of a tensor" in message
     assert "'first.weight'" in message
     assert "test_traced_step_refusals.py" in message
 

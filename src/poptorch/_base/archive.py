@@ -101,7 +101,7 @@ def read_text(path: str | os.PathLike[str], most: int | None = None) -> str:
             refuse(path, str(error))
 
 
-class _Careful(io.BufferedReader):
+class _LimitedReader(io.BufferedReader):
     """Limits one read, because ``zipfile`` reads the list of parts before its length can
     be checked.
     """
@@ -114,7 +114,7 @@ class _Careful(io.BufferedReader):
         return super().read(size)
 
 
-def _opened(path: str | os.PathLike[str]) -> _Careful:
+def _opened(path: str | os.PathLike[str]) -> _LimitedReader:
     # Open without waiting, because opening a pipe would wait for a writer.
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -132,7 +132,7 @@ def _opened(path: str | os.PathLike[str]) -> _Careful:
             if regular
             else "it is not a regular file",
         )
-    return _Careful(io.FileIO(handle))
+    return _LimitedReader(io.FileIO(handle))
 
 
 def _check_sizes(

@@ -20,10 +20,10 @@ from .._ir.spec import Precision
 from .._ops.context import Candidate, Capture, listening, outermost
 from . import dynamic_slices, inner_gradients, recorded_hints, trace
 from .casting import Casting
-from .kept_outside_model import Outside
+from .kept_outside_model import TensorsKeptOutside
 from .losses import LOSS_FUNCTIONS
 from .moving_views import MovingViews
-from .parameter_identity import Held
+from .parameter_identity import TracedTensors
 from .recorded import assign_data, recorded, suspended_outer_tracing
 from .recorded_draws import Draws
 from .replaced_functions import RECURRENT, recurrent, substitutes
@@ -40,10 +40,10 @@ _IPU, _DEVICE = re.compile(r"ipu(:\d+)?"), torch.device("cpu")  # the device of 
 class CaptureContext(Capture):
     stochastic: bool = False  # whether the program rounds to float16 at random
     reads: ValueReads = field(default_factory=ValueReads)
-    held: Held = field(default_factory=Held)
+    held: TracedTensors = field(default_factory=TracedTensors)
     draws: Draws = field(default_factory=Draws)
     views: MovingViews = field(default_factory=MovingViews)
-    outside: Outside = field(default_factory=Outside)
+    outside: TensorsKeptOutside = field(default_factory=TensorsKeptOutside)
     # lines of assignments to ``.data``, by tensor
     assigned: dict[int, str | None] = field(default_factory=dict)
 

@@ -15,7 +15,7 @@ from torch import nn
 
 from .._base import private
 from .._base.thread_safety import by_thread
-from .parameter_identity import Held, overrides
+from .parameter_identity import TracedTensors, overrides
 from .recorded import recorded
 from .replaced_tensors import Replacement, changed
 
@@ -23,7 +23,7 @@ On = Callable[[], contextlib.AbstractContextManager[None]]
 
 
 @contextlib.contextmanager
-def passing_traced_tensors(held: Held, on: On) -> Iterator[None]:
+def passing_traced_tensors(held: TracedTensors, on: On) -> Iterator[None]:
     """Intercept these parts within the block.
 
     ``on`` makes the context for user code that a backward pass in ``forward`` calls.
@@ -60,7 +60,7 @@ def _only_in_this_thread(replacement: Callable[..., Any]) -> Callable[..., Any]:
     return chosen
 
 
-def _changes(held: Held) -> Iterator[Replacement]:
+def _changes(held: TracedTensors) -> Iterator[Replacement]:
     def given(usual: Callable[..., Any]) -> Callable[..., Any]:
         def call(own: Any, *args: Any, **named: Any) -> Any:
             return held.users(usual(own, *held.traced(args), **held.traced(named)))

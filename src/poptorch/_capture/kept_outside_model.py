@@ -21,7 +21,7 @@ from .recorded import constant_value, recorded
 from .trace import untraced, without_data
 
 
-class Outside:
+class TensorsKeptOutside:
     """The tensors that user code got during a capture, and the values of those that may outlive
     it.
     """

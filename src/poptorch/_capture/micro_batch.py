@@ -31,7 +31,7 @@ from .forward import GRADIENT, ForwardResult, Request, TensorNames, run_forward
 from .host_draws import HostDraws
 from .inner_gradients import NeedsGradient
 from .kept_in_model import kept_of_changes, refuse_new_layers
-from .kept_outside_model import Outside
+from .kept_outside_model import TensorsKeptOutside
 from .python_state import ModuleAttribute, PythonState
 from .recorded import storage_of
 from .recorded_draws import Draws, Unsettled
@@ -88,7 +88,7 @@ class _Recording:
     done: ForwardResult
     blocks: annotate.Recorder
 
-    def __init__(self, request: Request, reads: ValueReads, draws: Draws, outside: Outside) -> None:
+    def __init__(self, request: Request, reads: ValueReads, draws: Draws, outside: TensorsKeptOutside) -> None:
         self.request = request
         self.slots: list[Slot] = []
         self.overlaps: dict[str, str] = {}
@@ -250,7 +250,7 @@ def capture(request: Request, before: PythonState | None = None) -> Micro:
             fix="call the model outside of torch.inference_mode",
         )
     before = PythonState([request.module, request.users]) if before is None else before
-    kept = _Kept(before)
+    kept = _StoredValues(before)
     done = False
     try:
         micro = _settled(request, kept)
@@ -272,18 +272,18 @@ def _leaves_no_values(request: Request, micro: Micro, before: PythonState) -> bo
 
 
 @dataclass(frozen=True, eq=False)
-class _Kept:
+class _StoredValues:
     """What user code stores during a capture, in the model and elsewhere."""
 
     before: PythonState
-    outside: Outside = field(default_factory=Outside)
+    outside: TensorsKeptOutside = field(default_factory=TensorsKeptOutside)
 
     def restore(self) -> None:
         self.before.restore()
         self.outside.give_values()
 
 
-def _settled(request: Request, kept: _Kept) -> Micro:
+def _settled(request: Request, kept: _StoredValues) -> Micro:
     try:
         return _differentiated(request, None, kept)
     except Unsettled as unsettled:
@@ -291,7 +291,7 @@ def _settled(request: Request, kept: _Kept) -> Micro:
         return _differentiated(request, unsettled, kept)
 
 
-def _differentiated(request: Request, earlier: Unsettled | None, kept: _Kept) -> Micro:
+def _differentiated(request: Request, earlier: Unsettled | None, kept: _StoredValues) -> Micro:
     try:
         return _converted(request, earlier, kept)
     except NeedsGradient:
@@ -299,7 +299,7 @@ def _differentiated(request: Request, earlier: Unsettled | None, kept: _Kept) ->
         return _converted(replace(request, differentiates=True), earlier, kept)
 
 
-def _converted(request: Request, earlier: Unsettled | None, kept: _Kept) -> Micro:
+def _converted(request: Request, earlier: Unsettled | None, kept: _StoredValues) -> Micro:
     try:
         return _captured(request, earlier, kept)
     except TypeError:
@@ -310,7 +310,7 @@ def _converted(request: Request, earlier: Unsettled | None, kept: _Kept) -> Micr
 
 
 def _captured(
-    request: Request, earlier: Unsettled | None, kept: _Kept, converting: bool = True
+    request: Request, earlier: Unsettled | None, kept: _StoredValues, converting: bool = True
 ) -> Micro:
     attributes = (value for part in request.module.modules() for value in vars(part).values())
     users = [value for value in attributes if isinstance(value, torch.Generator)]
@@ -396,7 +396,7 @@ def _capture(
     inputs: list[torch.Tensor],
     reads: ValueReads,
     draws: Draws,
-    outside: Outside,
+    outside: TensorsKeptOutside,
     symbols: Symbols | None = None,
 ) -> Micro:
     recording = _Recording(request, reads, draws, outside)

@@ -28,7 +28,7 @@ from .trace import untraced
 _NO_FUNCTIONS = nn.Parameter.__torch_function__
 
 
-class Held:
+class TracedTensors:
     """Maps each tensor to which user code refers to its traced tensor."""
 
     def __init__(self) -> None:

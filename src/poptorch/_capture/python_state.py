@@ -209,7 +209,7 @@ class PythonState:
                 result._saved.pop(id(vars(module)[holder]), None)
         return result
 
-    def hand_over(self) -> None:
+    def copy_to_modules(self) -> None:
         """Copy these attributes to the modules, except for weights and buffers."""
         places = list(self.holding(lambda tensor: tensor.grad_fn is not None))
         self.with_tensors(places, torch.Tensor.detach).without_registered().restore()

@@ -68,7 +68,7 @@ def tensors_of(module: nn.Module, values: bool = True) -> dict[str, ModelTensor]
     return dict(by_identity.values())
 
 
-class _Noting(dict[str, Any]):
+class _RecordingDict(dict[str, Any]):
     """A copy of a dict that records the user's line of each assignment and removal."""
 
     def __init__(self, before: dict[str, Any]) -> None:
@@ -97,13 +97,13 @@ class DictsOfThread:
     ) -> None:
         self._places = places
         self._paths = {part: path for path, part in root.named_modules()}
-        self._mine: dict[tuple[nn.Module, str], _Noting] = {}
-        by_dict: dict[int, _Noting] = {}  # the user's module shares its dicts with the traced one
+        self._mine: dict[tuple[nn.Module, str], _RecordingDict] = {}
+        by_dict: dict[int, _RecordingDict] = {}  # the user's module shares its dicts with the traced one
         for owner in dict.fromkeys((*root.modules(), users)):
             for holder in TENSOR_HOLDERS:
                 own = owner.__dict__[holder]
                 if isinstance(own, dict):  # TorchScript's are not dicts
-                    mine = by_dict.setdefault(id(own), _Noting(own))
+                    mine = by_dict.setdefault(id(own), _RecordingDict(own))
                     self._mine[owner, holder] = mine
 
     def changes(self) -> Iterator[Replacement]:

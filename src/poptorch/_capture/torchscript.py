@@ -16,12 +16,12 @@ from typing import Any
 import torch
 
 from .._base import private
-from .parameter_identity import Held
+from .parameter_identity import TracedTensors
 from .value_reads import ValueReads
 
 
 @contextlib.contextmanager
-def followed(reads: ValueReads, held: Held) -> Iterator[None]:
+def followed(reads: ValueReads, held: TracedTensors) -> Iterator[None]:
     """Pass traced tensors to scripts within the block, and raise exceptions from answering their
     questions.
 

@@ -83,7 +83,7 @@ def trace(
     mode = mode_of(inputs)
     if plain:
         with torchs_settings():
-            recorded = recorded_calls(function, inputs, mode, _honest())
+            recorded = recorded_calls(function, inputs, mode, _corrected_operators())
         if recorded is not None:
             return purity.pure(recorded, mode, stochastic, runs), []
     without_values = contextlib.nullcontext() if real else mode
@@ -94,10 +94,10 @@ def trace(
         contextlib.nullcontext() if runs else _attention_in_products(),
         _noting_lines(),
         without_values,
-        recorded_again.quickly(mode),
+        recorded_again.reusing_recorded_calls(mode),
         holding(_active_mode, mode),
     ):
-        recorded = private.traced(function, [list(inputs)], _honest())
+        recorded = private.traced(function, [list(inputs)], _corrected_operators())
     if edit is not None:
         edit(recorded.graph)
     annotate.copy_to_backward(recorded.graph)
@@ -150,7 +150,7 @@ def torchs_settings() -> Iterator[None]:
         torch.backends.mkldnn.set_flags(_enabled=enabled)  # type: ignore[no-untyped-call]
 
 
-def _honest() -> dict[Any, Callable[..., Any]]:
+def _corrected_operators() -> dict[Any, Callable[..., Any]]:
     def polygamma_(x: torch.Tensor, n: int) -> torch.Tensor:  # torch cannot make it functional
         return x.copy_(aten.polygamma.default(n, x))
 

@@ -229,7 +229,7 @@ class Checkpoints:
             ),
         )
 
-    def _fill(self, saved: files.Saved, facts: Mapping[str, Any]) -> None:
+    def _fill(self, saved: files.SavedModel, facts: Mapping[str, Any]) -> None:
         executor, optimizer = self._executor, self._executor._optimizer
         assert optimizer is not None
         _check_states(self._stateful, facts["stateful"])
@@ -384,7 +384,7 @@ class Checkpoints:
     def _files(self, folder: Path) -> dict[Path, Mapping[str, bytes]]:
         model = files.packed(
             self._executor._session,
-            files.Objects(self._executor._user_model, self._executor._optimizer, None),
+            files.UserObjects(self._executor._user_model, self._executor._optimizer, None),
             "",
             with_random=False,
             pickled=False,

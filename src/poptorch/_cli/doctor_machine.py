@@ -130,8 +130,8 @@ def _disk(folder: Path) -> Iterator[Diagnosis]:
     if free < LEAST_DISK:
         text = f"only {free / MIB:.0f} MiB of disk are free for {folder}"
         fix = (
-            "remove old compiled programs with poptorch cache trim, or set TORCHINDUCTOR_CACHE_DIR "
-            "to a folder on another disk"
+            "run poptorch cache trim to remove old compiled programs, or set "
+            "TORCHINDUCTOR_CACHE_DIR to a folder on another disk"
         )
         yield Diagnosis("caches", text, fix)
 

@@ -116,7 +116,7 @@ def _compare(facts: Mapping[str, str], what: str, title: str, fix: str) -> None:
         differing = differences(own, facts_by_process[0], f"in process {index}", "in process 0")
         lines += differing[:_SHOWN]
         if len(differing) > _SHOWN:
-            lines.append(f"and {len(differing) - _SHOWN} more differences in process {index}")
+            lines.append(f"and {len(differing) - _SHOWN} more in process {index}")
     if lines:
         raise Error(title, got="\n".join(lines), fix=fix)
 

@@ -15,7 +15,7 @@ from .bundled_weights import FlatParameters
 from .eager_check_policy import EagerCheck
 from .lanes import Batched
 from .remainder import CheckOf, Remainder
-from .size_proof import Earlier
+from .size_proof import EarlierProgram
 from .stage_graphs import OptimizerGraphs, SplitStep
 
 _NOT_YET: Any = None
@@ -33,7 +33,7 @@ class Compilation:
     eager_optimizer: EagerOptimizer | None = None
     remainder: Remainder | None = None  # what is captured instead of the request, if anything
     check_of: CheckOf = EagerCheck.off
-    earlier: Earlier | None = None  # for symbolic sizes: what differs in sizes alone
+    earlier: EarlierProgram | None = None  # for symbolic sizes: what differs in sizes alone
     micro: _capture.Micro = _NOT_YET  # a single micro-batch, as it was captured
     batched: Batched = _NOT_YET
     layout: Layout = _NOT_YET  # its graph is the batched one, with stages in its labels

@@ -171,7 +171,7 @@ def acquire(backend: str) -> CompilerProcess:
     return CompilerProcess(backend)
 
 
-def is_there(backend: str, imported: bool = False) -> bool:
+def is_running(backend: str, imported: bool = False) -> bool:
     for process in _kept:
         mine = process.owner == os.getpid() and process.alive
         if mine and process.command == command(backend):

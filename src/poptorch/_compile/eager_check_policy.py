@@ -99,7 +99,7 @@ class EagerCheck:
         try:
             finding = _with_few_threads([micro.graph], check.micro_batch)
             if micro.lost:
-                check.attributes.hand_over()
+                check.attributes.copy_to_modules()
             next_run = None if finding is not None else check.next_run()
         except _eager.Skipped as skipped:
             self._skip(str(skipped))

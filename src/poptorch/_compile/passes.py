@@ -36,7 +36,7 @@ from .verifying import graphs_in, verify_made
 def capture(
     request: _capture.Request,
     spec: Spec,
-    earlier: size_proof.Earlier | None,
+    earlier: size_proof.EarlierProgram | None,
     check: EagerCheck,
     remainder: Remainder | None,
     check_of: CheckOf,
@@ -48,7 +48,7 @@ def capture(
 
 
 def check_sizes(
-    micro: _capture.Micro, request: _capture.Request, earlier: size_proof.Earlier | None
+    micro: _capture.Micro, request: _capture.Request, earlier: size_proof.EarlierProgram | None
 ) -> None:
     """Check that symbolic sizes lead to the same operators as numbers."""
     if micro.conditions is not None:
@@ -58,7 +58,7 @@ def check_sizes(
 def check_against_eager(
     micro: _capture.Micro,
     request: _capture.Request,
-    earlier: size_proof.Earlier | None,
+    earlier: size_proof.EarlierProgram | None,
     check: EagerCheck,
 ) -> _capture.Micro:
     """Compare the graph with eager PyTorch, on the first micro-batch of the call."""

@@ -25,7 +25,7 @@ from . import agreement, cache, passes, registry, size_proof
 from .compilation import Compilation
 from .eager_check_policy import EagerCheck
 from .remainder import Remainder
-from .size_proof import Earlier
+from .size_proof import EarlierProgram
 from .tiers import compile_plan, prepare
 
 
@@ -81,7 +81,7 @@ def compile(
     more_facts: Mapping[str, str],
     eager_optimizer: EagerOptimizer | None = None,
     remainder: Remainder | None = None,
-    earlier: Earlier | None = None,
+    earlier: EarlierProgram | None = None,
 ) -> CompiledModel:
     verify.verify_spec(spec)
     backend = registry.choose(spec.target.backend)

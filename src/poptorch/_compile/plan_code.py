@@ -138,7 +138,7 @@ class PlanCode:
         """
         missing = self.missing()
         own = next(iter(missing), None)
-        waits = compiler_processes.is_there(self.builder.name, imported=True)
+        waits = compiler_processes.is_running(self.builder.name, imported=True)
         others = {key: graph for key, graph in missing.items() if waits or key != own}
         if not others:
             compiler_processes.end_kept()  # it would only slow down the C++ compiler

@@ -17,9 +17,9 @@ def available() -> dict[str, Backend]:
     from .._cpu import Inductor
     from ..backends.onnx_runtime import OnnxRuntime
     from ..backends.reference import Reference
-    from ..backends.staged import ByStages
+    from ..backends.staged import StagedBackend
 
-    own: tuple[Backend, ...] = (Reference(), Inductor(), ByStages(), OnnxRuntime())
+    own: tuple[Backend, ...] = (Reference(), Inductor(), StagedBackend(), OnnxRuntime())
     by_name = {backend.name: backend for backend in own}
     for point in backend_names.others():
         by_name[point.name] = point.load()()

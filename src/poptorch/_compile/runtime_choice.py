@@ -85,7 +85,7 @@ class Unsuitable(Exception):  # noqa: N818 (nothing went wrong)
         self.stays = stays
 
 
-class Other:
+class OnnxProgram:
     """A program on ONNX Runtime: its exported graph, and a session for the present weights."""
 
     def __init__(self, plan: Plan, code: PlanCode) -> None:
@@ -125,7 +125,7 @@ class Other:
         if missing:
             self._job = CompileJob(missing, OTHER, self._code.store, 1, is_nice=True)
 
-    def is_there(self) -> bool:
+    def is_ready(self) -> bool:
         """Return whether the program is exported and loaded.
 
         Raises:
@@ -194,7 +194,7 @@ class Fastest:
         self._do: NextCall | None = Fastest._wait
         # the shortcut of ONNX Runtime, once ONNX Runtime has been chosen
         self.shortcut: Callable[[State], Compiled | None] | None = None
-        self._other: Other | None = None
+        self._other: OnnxProgram | None = None
         self._choice: Choice | None = None
         self._cores, self._next_poll = Cores(), 0.0
         self._calls = 0  # number of calls, of either runtime
@@ -253,7 +253,7 @@ class Fastest:
         if self._ours.report().backend != self._code.builder.name:
             raise Unsuitable("the program no longer runs compiled code")
         if self._other is None:
-            self._other = Other(self._plan, self._code)
+            self._other = OnnxProgram(self._plan, self._code)
             self._choice = self._code.store.choice(self._other.key)
             self._enough = FIRST
             self._cores.idle()  # measured from now on
@@ -264,7 +264,7 @@ class Fastest:
             self._other.check()
         if self._choice is None and self._spent < self._enough:
             return
-        if self._other.is_there():
+        if self._other.is_ready():
             if self._choice is None:
                 self._do = Fastest._compare
             else:

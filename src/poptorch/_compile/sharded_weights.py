@@ -40,10 +40,10 @@ def sharded(
     least = FEWEST_ELEMENTS if least is None else least
     members = [slot for slot in trained_alone(micro, optim) if slot.numel >= max(1, least)]
     small = f"no weight has {least} elements (minElementsForReplicatedTensorSharding)"
-    why = _hindrance(spec, optim.clips, by_stages) or ("" if members else small)
+    why = _obstacle(spec, optim.clips, by_stages) or ("" if members else small)
     if optim.traced is not None:
         members = _update.equally_updated(optim, members)
-        why = why or _hindrance_of_traced(optim, members)
+        why = why or _obstacle_of_traced(optim, members)
     if why:
         _warn_that_state_is_whole(why)
         return optim, ()
@@ -70,7 +70,7 @@ def sharded(
     return over, shards
 
 
-def _hindrance_of_traced(optim: OptimSpec, members: Sequence[Slot]) -> str:
+def _obstacle_of_traced(optim: OptimSpec, members: Sequence[Slot]) -> str:
     if not members:
         return _BY_ELEMENT.format(optim.algorithm)
     return (
@@ -88,7 +88,7 @@ def _warn_that_state_is_whole(why: str) -> None:
     )
 
 
-def _hindrance(spec: Spec, clips: bool, by_stages: bool) -> str:
+def _obstacle(spec: Spec, clips: bool, by_stages: bool) -> str:
     hindrances = {
         "updated weights or their gradients are anchored": any(
             long.startswith((UPDATED, slots.ACCUMULATED)) for _, long, *_ in spec.anchors

@@ -39,7 +39,7 @@ from .._ir.symbolic import (
 
 
 @dataclass(frozen=True, eq=False)
-class Earlier:
+class EarlierProgram:
     """A program for inputs that differ in sizes alone."""
 
     micro: _capture.Micro
@@ -47,7 +47,7 @@ class Earlier:
 
 
 def capture(
-    request: _capture.Request, earlier: Earlier | None, before: _capture.PythonState | None
+    request: _capture.Request, earlier: EarlierProgram | None, before: _capture.PythonState | None
 ) -> _capture.Micro:
     """Trace one micro-batch. If a symbolic size is used as a number, try others than that at hand.
 
@@ -85,7 +85,7 @@ def _with_other_sizes(batch: Sequence[Slot], earlier: Sequence[Slot]) -> Iterato
             yield found
 
 
-def prove(micro: _capture.Micro, request: _capture.Request, earlier: Earlier | None) -> None:
+def prove(micro: _capture.Micro, request: _capture.Request, earlier: EarlierProgram | None) -> None:
     """Raise ``NotSymbolic`` if a capture with numbers would have given another graph."""
     assert micro.conditions is not None
     sizes = _sizes(request.batch)

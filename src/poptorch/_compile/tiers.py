@@ -50,7 +50,7 @@ def prepare(backend: Backend, store: Store) -> int:
     idle = _cores.idle()
     if not isinstance(backend, Builder) or not store.is_empty():
         return 0
-    if idle < IDLE and not compiler_processes.is_there(backend.name):
+    if idle < IDLE and not compiler_processes.is_running(backend.name):
         return 0
     try:
         compiler_processes.warm(backend.name)

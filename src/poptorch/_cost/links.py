@@ -88,7 +88,7 @@ def gather(size: float, processes: int, link: Link) -> float:
 
 
 @dataclass(frozen=True)
-class Exchanged:
+class UpdateExchange:
     """What an update exchanges: bytes of buckets. Those in one inner tuple are sent together."""
 
     early: tuple[float, ...] = ()  # exchanged while the rest of the backward pass runs
@@ -101,12 +101,12 @@ class Exchanged:
     def buckets(self) -> list[float]:
         return [*self.early, *(size for each in self.late for size in each)]
 
-    def scaled(self, factor: float) -> Exchanged:
+    def scaled(self, factor: float) -> UpdateExchange:
         late = tuple(tuple(factor * size for size in each) for each in self.late)
         early, gathered = (tuple(factor * s for s in own) for own in (self.early, self.gathered))
         return replace(self, early=early, late=late, gathered=gathered)
 
-    def joined(self) -> Exchanged:
+    def joined(self) -> UpdateExchange:
         late = tuple((sum(each),) for each in self.late if each)
         return replace(self, early=(sum(self.early),) if self.early else (), late=late)
 
@@ -134,7 +134,7 @@ def saved(early: float, late: float, left: float, processes: int, link: Link) ->
     the work.
     """
     wire = replace(link, copying=0.0, waking=0.0)
-    whole, cut = Exchanged(late=((early + late,),)), Exchanged((early,), ((late,),), left=1.0)
+    whole, cut = UpdateExchange(late=((early + late,),)), UpdateExchange((early,), ((late,),), left=1.0)
     waits = [own.seconds(left, processes, wire) for own in (whole, cut)]
     return waits[0] - waits[1] - 2 * link.waking
 

@@ -288,8 +288,8 @@ def times_of(shape: Shape) -> dict[str, float]:
     runs, threads = alone(_runs, shape), torch.get_num_threads()
     with torch.no_grad():
         if threads > 1 and not _neighbour.needs_a_core(runs, threads):
-            return _in_turn(runs, time.perf_counter)
-        return alone(_in_turn, runs, time.thread_time)
+            return _alternating_times(runs, time.perf_counter)
+        return alone(_alternating_times, runs, time.thread_time)
 
 
 class _Neighbour:
@@ -358,7 +358,7 @@ def _cores(runs: Mapping[str, Trial]) -> float:
     return max(cores)
 
 
-def _in_turn(runs: Mapping[str, Trial], clock: Callable[[], float]) -> dict[str, float]:
+def _alternating_times(runs: Mapping[str, Trial], clock: Callable[[], float]) -> dict[str, float]:
     begin = time.perf_counter()
     for run in [*runs.values()] * WARM_UP:
         if time.perf_counter() - begin <= OF_ONE:

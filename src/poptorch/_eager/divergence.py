@@ -65,7 +65,7 @@ class Values:
 
 
 @dataclass(eq=False)
-class Found:
+class GraphSums:
     """Sums of the values of a graph that have the size of a layer's output."""
 
     counts: frozenset[int]
@@ -87,7 +87,7 @@ def sizes(values: Values) -> frozenset[int]:
     return frozenset(sums.numel for _, sums in (*values.outputs, *values.gradients))
 
 
-def first_divergence(eager: Values, graph: Found, rounding: float) -> tuple[str, bool] | None:
+def first_divergence(eager: Values, graph: GraphSums, rounding: float) -> tuple[str, bool] | None:
     """Return the path of the first layer that differs, and whether its gradient does; else None."""
     share = _CLOSE * rounding
     is_there = _lookup(graph.forward, share)

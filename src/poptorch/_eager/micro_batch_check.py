@@ -20,7 +20,7 @@ from .._ir.graph import Graph
 from .._ir.slots import RETURNED, Kind, Slot
 from .._ops.effects import is_control_flow, is_effect
 from . import eager_run
-from .divergence import Found, Values, first_divergence, sizes
+from .divergence import GraphSums, Values, first_divergence, sizes
 from .eager_draws import Disagreement, EagerDraw, EagerDraws, counted, used
 from .replay import replay
 
@@ -252,7 +252,7 @@ def _divergence(comparison: Check) -> tuple[str, bool] | None:
     listener = eager_run.Listener(values.output, values.gradient)
     try:
         eager = comparison.run_in_default_modes(listener)
-        found = Found(sizes(values))
+        found = GraphSums(sizes(values))
         graph = comparison.micro.graph
         drawn = counted(graph, eager.drawn, comparison.micro.drawn)
         replay(graph, comparison.inputs(), drawn, seen=found.see)

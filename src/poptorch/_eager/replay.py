@@ -13,7 +13,7 @@ from .._ir.graph import Graph
 from .._ir.operators import draws, may_view
 from .._ops.context import EagerRun, running_eagerly
 from ..backends.prepare import accept_strides
-from ..backends.stopwatch import OneByOne
+from ..backends.stopwatch import OperatorInterpreter
 from .eager_draws import EagerDraw, handed_over
 
 NodeObserver = Callable[[fx.Node, Any], object]
@@ -46,7 +46,7 @@ def replay(
         seen(node, result)
         return result
 
-    interpreter = OneByOne(accept_strides(graph.copy().module), call)
+    interpreter = OperatorInterpreter(accept_strides(graph.copy().module), call)
     inputs = [values[slot.key] for slot in graph.inputs]
     as_recorded = torch.autocast("cpu", enabled=False)  # the graph contains the casts
     with torch.no_grad(), running_eagerly(EagerRun()), as_recorded:

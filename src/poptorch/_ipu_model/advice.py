@@ -26,7 +26,7 @@ class SettingChange(NamedTuple):
     settings: Mapping[str, Any]
 
 
-class Tried(NamedTuple):
+class PricedChange(NamedTuple):
     change: SettingChange
     priced: Estimate
     group: int  # suggestions of an earlier group come first
@@ -73,10 +73,10 @@ class Adviser(NamedTuple):
             for one in best[:MOST]
         )  # fmt: skip
 
-    def _priced(self, *groups: Iterable[SettingChange]) -> Iterator[Tried]:
+    def _priced(self, *groups: Iterable[SettingChange]) -> Iterator[PricedChange]:
         for at, change in ((at, change) for at, group in enumerate(groups) for change in group):
             try:
-                yield Tried(change, self.price(change.settings), at)
+                yield PricedChange(change, self.price(change.settings), at)
             # forward may need the size of its batch, and raise any error
             except Exception as error:
                 log.python.info("Advice: %s could not be estimated: %s", change.text, error)
@@ -177,8 +177,8 @@ class Adviser(NamedTuple):
         made += _moved("accumulator", where.accumulator.on_chip, False)
         return recomputation, made, other
 
-    def _joined(self, singles: list[Tried]) -> list[Tried]:
-        made: list[Tried] = []
+    def _joined(self, singles: list[PricedChange]) -> list[PricedChange]:
+        made: list[PricedChange] = []
         joined = singles[0].change if singles else None
         for single in singles[1:]:
             assert joined is not None
@@ -186,7 +186,7 @@ class Adviser(NamedTuple):
                 continue
             text = f"{joined.text}; {single.change.text}"
             joined = SettingChange(text, {**joined.settings, **single.change.settings})
-            made.append(Tried(joined, self.price(joined.settings), MOST))
+            made.append(PricedChange(joined, self.price(joined.settings), MOST))
             if made[-1].priced.fits or len(made) + 1 == MOST_JOINED:
                 break
         return made
@@ -207,9 +207,9 @@ class Adviser(NamedTuple):
             if micro % parts == 0
         ]
 
-    def _until_one_fits(self, before: Estimate, changes: Iterable[SettingChange]) -> list[Tried]:
+    def _until_one_fits(self, before: Estimate, changes: Iterable[SettingChange]) -> list[PricedChange]:
         """Price changes until one makes the model fit; they come after those that keep its form."""
-        made: list[Tried] = []
+        made: list[PricedChange] = []
         for tried in self._priced(changes):
             made.append(tried._replace(group=MOST))
             if tried.priced.fits:

@@ -15,7 +15,7 @@ from .._compile import build, passes, registry
 from .._compile.compilation import Compilation
 from .._compile.eager_check_policy import EagerCheck
 from .._compile.stage_graphs import OptimizerGraphs
-from .._cost.links import Exchanged, Link
+from .._cost.links import UpdateExchange, Link
 from .._cost.operations import flops_of
 from .._ipu_systems import System
 from .._ir.block_labels import StagePass
@@ -123,7 +123,7 @@ def _priced_split(captured: CapturedModel, own: Spec) -> PricedSplit:
 
 
 @one_at_a_time()
-def exchanged(captured: CapturedModel, spec: Spec, link: Link) -> Exchanged:
+def exchanged(captured: CapturedModel, spec: Spec, link: Link) -> UpdateExchange:
     """Return what an update exchanges if such a link connects processes on different machines."""
     spec = replace(spec, target=replace(spec.target, link=(link.latency, link.bandwidth)))
     by_stages = registry.works_by_stages(registry.choose(spec.target.backend))
@@ -145,7 +145,7 @@ def exchanged(captured: CapturedModel, spec: Spec, link: Link) -> Exchanged:
                 early += sizes
     work = {name: _flops(graph.module.graph) for name, graph in program.graphs.items()}
     left = work.get(build.LEFT, 0) / max(1, sum(work.values())) if early else 0.0
-    return Exchanged(tuple(early), tuple(late), tuple(gathered), left, spec.loops.iterations)
+    return UpdateExchange(tuple(early), tuple(late), tuple(gathered), left, spec.loops.iterations)
 
 
 def _flops(graph: fx.Graph) -> int:

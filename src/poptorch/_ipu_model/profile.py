@@ -129,7 +129,7 @@ def cycles_of(operator: Mapping[str, Any]) -> float:
     return float(operator["runs"] * (operator["compute"] + operator["exchange"] + operator["sync"]))
 
 
-class Folded(NamedTuple):
+class OperatorGroup(NamedTuple):
     """An operator in all modules that use it in the same way, such as ``layers.*``, for
     one call.
     """
@@ -150,7 +150,7 @@ class Folded(NamedTuple):
         return self.compute + self.exchange + self.sync
 
 
-def folded(operators: Iterable[Mapping[str, Any]]) -> list[Folded]:
+def folded(operators: Iterable[Mapping[str, Any]]) -> list[OperatorGroup]:
     """Return operators by their cost per call. Repeated layers are joined."""
     alike: dict[tuple[Any, ...], list[Mapping[str, Any]]] = defaultdict(list)
     for each in operators:
@@ -161,7 +161,7 @@ def folded(operators: Iterable[Mapping[str, Any]]) -> list[Folded]:
     for (direction, pattern, *_), own in alike.items():
         first, modules = own[0], {each["module"] for each in own}
         rows.append(
-            Folded(
+            OperatorGroup(
                 first["name"], pattern if len(modules) > 1 else first["module"], len(modules),
                 direction, first["runs"] * first["count"], first["line"],
                 *(
@@ -188,7 +188,7 @@ def pass_of_action(name: str) -> str:
     return match[1] if match else name
 
 
-def of_modules(row: Folded) -> str:
+def of_modules(row: OperatorGroup) -> str:
     return row.module if row.modules == 1 else f"{row.module}, {row.modules} times"
 
 

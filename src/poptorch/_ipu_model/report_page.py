@@ -13,7 +13,7 @@ from .._base.tables import size_text
 from .parts import Advice
 from .profile import (
     DIRECTIONS,
-    Folded,
+    OperatorGroup,
     Profile,
     compare,
     cycles_of,
@@ -73,7 +73,7 @@ def _measured_operators(profile: Profile) -> list[tuple[Mapping[str, Any], float
     ]
 
 
-def _passes(priced: Mapping[str, Any]) -> Iterator[tuple[str, int, int, list[Folded]]]:
+def _passes(priced: Mapping[str, Any]) -> Iterator[tuple[str, int, int, list[OperatorGroup]]]:
     """Yield name, chip, runs per call, operators."""
     passes: dict[tuple[int, str], list[Mapping[str, Any]]] = defaultdict(list)
     for each in priced["operators"]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from .._base.errors import InvalidValue
 from .._base.tables import TextPart, size_text, time_text
-from .._cost.links import Collective, Exchanged, Link, ring
+from .._cost.links import Collective, UpdateExchange, Link, ring
 
 
 def tree(size: float, processes: int, link: Link, at_once: int = 1) -> float:
@@ -51,7 +51,7 @@ class Remedy:
 
 
 @dataclass(frozen=True)
-class Scaled:
+class ScaledCall:
     """A call of this number of processes, each with the present batch of one."""
 
     processes: int
@@ -73,11 +73,11 @@ class Scaling:
     latency: float
     bandwidth: float
     bytes: float  # bytes of the gradients in an update
-    rows: tuple[Scaled, ...]
+    rows: tuple[ScaledCall, ...]
 
 
 def scaling(
-    computing: float, source: str, link: Link, exchanged: Mapping[int, Exchanged]
+    computing: float, source: str, link: Link, exchanged: Mapping[int, UpdateExchange]
 ) -> Scaling:
     """Return the curve for what these numbers of processes exchange."""
     rows = tuple(_scaled(computing, count, link, own) for count, own in exchanged.items())
@@ -85,7 +85,7 @@ def scaling(
     return Scaling(computing, source, link.latency, link.bandwidth, size, rows)
 
 
-def _scaled(computing: float, processes: int, link: Link, own: Exchanged) -> Scaled:
+def _scaled(computing: float, processes: int, link: Link, own: UpdateExchange) -> ScaledCall:
     def waiting(link: Link = link, by: Collective = ring) -> float:
         return own.seconds(computing, processes, link, by)
 
@@ -99,17 +99,17 @@ def _scaled(computing: float, processes: int, link: Link, own: Exchanged) -> Sca
     remedies = sorted(_remedies(computing, processes, link, own), key=lambda r: -r.efficiency)
     efficiency = computing / (computing + exchanging)
     better = [each for each in remedies if each.efficiency > efficiency + 0.005]
-    return Scaled(
+    return ScaledCall(
         processes, computing + exchanging, exchanging, efficiency,
         max(costs, key=lambda name: costs[name]), waiting(by=tree), waiting(by=hierarchical),
         tuple(better[:2]),
     )  # fmt: skip
 
 
-def _remedies(computing: float, processes: int, link: Link, own: Exchanged) -> Iterator[Remedy]:
+def _remedies(computing: float, processes: int, link: Link, own: UpdateExchange) -> Iterator[Remedy]:
     """Yield what a user can change. The algorithm of sums is not a choice of the user."""
 
-    def remedy(change: str, exchanged: Exchanged, times: int = 1) -> Remedy:
+    def remedy(change: str, exchanged: UpdateExchange, times: int = 1) -> Remedy:
         computed = times * computing
         waiting = exchanged.seconds(computed, processes, link)
         return Remedy(change, computed / (computed + waiting))

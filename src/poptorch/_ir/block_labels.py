@@ -127,7 +127,7 @@ def reader_passes(node: fx.Node) -> list[StagePass]:
     return [where for user in node.users if (where := pass_of(user)) is not None]
 
 
-def keep_line(node: fx.Node, line: tuple[str, int] | None) -> None:
+def note_line(node: fx.Node, line: tuple[str, int] | None) -> None:
     if line is not None:
         note_on(node, **{LINE: line})
 

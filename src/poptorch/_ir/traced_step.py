@@ -32,7 +32,7 @@ class Leaf:
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptValue:
     """A value that the step keeps from one update to the next."""
 
     slot: Slot
@@ -96,7 +96,7 @@ class TracedStep:
         StatePlace, float
     ]  # present values of numbers, and of tensors with one element
     layouts: Mapping[str, Any] = field(default_factory=dict)  # structure of the state, by weight
-    kept: tuple[Kept, ...] | None = None  # None until it was found out
+    kept: tuple[KeptValue, ...] | None = None  # None until it was found out
     shared: Mapping[StatePlace, StatePlace] = field(default_factory=dict)
     """For each place of a tensor that is in several places, another one of these."""
     first_views: Views = field(default_factory=dict)  # views of the state before the first step

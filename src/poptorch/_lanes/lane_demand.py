@@ -67,7 +67,7 @@ class Demand:
         for node in reversed(self.graph.operators):
             if node not in self.varying:
                 continue
-            if node in self.summed and node not in self.with_lanes and not self.pushes(node):
+            if node in self.summed and node not in self.with_lanes and not self.is_computed_inside(node):
                 self.with_lanes.add(node)
             if node in self.with_lanes:
                 if lane_sums.sum_of(node, self.varies):
@@ -82,13 +82,13 @@ class Demand:
         else:
             self.summed.update(lane_sums.linear_in(node, self.varies))
 
-    def pushes(self, node: fx.Node) -> bool:
+    def is_computed_inside(self, node: fx.Node) -> bool:
         """Return whether a sum over lanes can be computed inside products or other sums."""
         if node not in self._pushed:
             linear = lane_sums.linear_in(node, self.varies)
             self._pushed[node] = bool(
                 lane_sums.sum_of(node, self.varies)
                 or lane_sums.contraction(node, self.varies)
-                or (linear and all(map(self.pushes, linear)))
+                or (linear and all(map(self.is_computed_inside, linear)))
             )
         return self._pushed[node]

@@ -333,7 +333,7 @@ class _Vectorizer:
         dtype = sum_dtype(node.meta["val"].dtype)
         if node not in self._demand.varying:
             return self._value(node).to(dtype) * self._count
-        if node in self._demand.with_lanes or not self._demand.pushes(node):
+        if node in self._demand.with_lanes or not self._demand.is_computed_inside(node):
             return self._value(node).sum(0, dtype=dtype)
         if lane_sums.sum_of(node, self._demand.varies):
             source, at = node.all_input_nodes[0], node.args[1]

@@ -16,7 +16,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 
 from .._base import private, source
 from .._base.thread_safety import holding, only_in_this_thread
-from .._ir.block_labels import META, OUTSIDE, Label, Visit, keep_line, label_of, marks, relabel
+from .._ir.block_labels import META, OUTSIDE, Label, Visit, note_line, label_of, marks, relabel
 from .._ir.operators import functions_before, reachable
 
 ModuleListener = Callable[[nn.Module, Any, str], None]
@@ -151,7 +151,7 @@ def follow_backward(loss: torch.Tensor) -> None:
 def copy_to_backward(graph: fx.Graph) -> None:
     for node, origin in origins(graph).items():
         relabel(node, replace(label_of(origin), backward=True))
-        keep_line(node, source.innermost_user_line(origin.meta.get("stack_trace")))
+        note_line(node, source.innermost_user_line(origin.meta.get("stack_trace")))
 
 
 def origins(graph: fx.Graph) -> dict[fx.Node, fx.Node]:

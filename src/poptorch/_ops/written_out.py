@@ -64,7 +64,7 @@ def insert(before: fx.Node, function: Callable[..., Any], *args: Any) -> list[fx
             return argument
         given.append(argument)
         value = argument.meta["val"]
-        return _Given(len(given) - 1, tuple(value.shape), value.dtype)
+        return _ContiguousTensor(len(given) - 1, tuple(value.shape), value.dtype)
 
     aggregate: Any = fx.node.map_aggregate
     form = aggregate(args, number)
@@ -79,7 +79,7 @@ def insert(before: fx.Node, function: Callable[..., Any], *args: Any) -> list[fx
 
 
 @dataclass(frozen=True)
-class _Given:
+class _ContiguousTensor:
     """A contiguous tensor, as those of a state are."""
 
     number: int
@@ -133,7 +133,7 @@ def _shape(call: _DecomposedCall) -> tuple[int, ...] | None:
     """Return the common shape of all tensors of a call that are not numbers."""
     shapes: set[tuple[int, ...]] = set()
     fx.node.map_aggregate(
-        call.args, lambda each: shapes.add(each.shape) if isinstance(each, _Given) else None
+        call.args, lambda each: shapes.add(each.shape) if isinstance(each, _ContiguousTensor) else None
     )
     shapes.discard(())
     return shapes.pop() if len(shapes) == 1 else None
@@ -141,7 +141,7 @@ def _shape(call: _DecomposedCall) -> tuple[int, ...] | None:
 
 def _with_shape(call: _DecomposedCall, shape: tuple[int, ...]) -> _DecomposedCall:
     def changed(each: Any) -> Any:
-        return replace(each, shape=shape) if isinstance(each, _Given) and each.shape else each
+        return replace(each, shape=shape) if isinstance(each, _ContiguousTensor) and each.shape else each
 
     args = fx.node.map_aggregate(call.args, changed)
     return _DecomposedCall(call.function, repr(args), args)
@@ -166,14 +166,14 @@ def _traced(call: _DecomposedCall) -> fx.Graph:
     inputs: list[torch.Tensor] = []
 
     def fake(argument: Any) -> Any:
-        if not isinstance(argument, _Given):
+        if not isinstance(argument, _ContiguousTensor):
             return argument
         inputs.append(torch.empty(argument.shape, dtype=argument.dtype))
         return inputs[-1]
 
     def function(tensors: list[torch.Tensor]) -> Any:
         return call.function(
-            *aggregate(call.args, lambda a: tensors[a.number] if isinstance(a, _Given) else a)
+            *aggregate(call.args, lambda a: tensors[a.number] if isinstance(a, _ContiguousTensor) else a)
         )
 
     aggregate: Any = fx.node.map_aggregate

@@ -22,14 +22,14 @@ def find_streaming(graphs: Mapping[StagePass, Graph], layout: Layout, spec: Spec
     if not placement.phased:
         return Streaming()
 
-    def rests_off_chip(slot: Slot) -> bool:
+    def is_stored_off_chip(slot: Slot) -> bool:
         handed_on = slot.kind is Kind.GRADIENT
         return (locations.accumulator if handed_on else locations.of(slot)).off_chip(slot)
 
     loads, stores, drops = Lists(list), Lists(list), Lists(list)
     for stage_pass, graph in graphs.items():
-        read = {s.key for s in graph.inputs if rests_off_chip(s)}
-        written = {s.key for s in graph.outputs if rests_off_chip(s)}
+        read = {s.key for s in graph.inputs if is_stored_off_chip(s)}
+        written = {s.key for s in graph.outputs if is_stored_off_chip(s)}
         loads[stage_pass] += sorted(read)
         stores[stage_pass] += sorted(written)
         drops[stage_pass] += sorted(read - written)

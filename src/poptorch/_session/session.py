@@ -147,7 +147,7 @@ class Session:
         self.reports.compiled(self.now)
 
     def _compiled(
-        self, task: Task, background: bool, earlier: _compile.Earlier | None = None
+        self, task: Task, background: bool, earlier: _compile.EarlierProgram | None = None
     ) -> Specialization:
         """Compile; ``earlier``: for symbolic sizes, the program that differs in sizes alone."""
         spec = task.spec
@@ -465,7 +465,7 @@ class Session:
 
     def _switch_to(self, variant: Specialization) -> None:
         with interrupts.deferred(), without_user_modes():
-            if self.optimizer is not None and not variant.reading.has_those_of(self.now.reading):
+            if self.optimizer is not None and not variant.reading.has_tensors_of(self.now.reading):
                 self.optimizer.detach()
                 self.optimizer.compiled(variant.task)
             self._move(variant, restored=True)
@@ -487,7 +487,7 @@ class Session:
 
     def _move(self, variant: Specialization, restored: bool) -> None:
         """Replace the present store by that of another program, with the present state."""
-        has_others = not variant.reading.has_those_of(self.now.reading)
+        has_others = not variant.reading.has_tensors_of(self.now.reading)
         store = self.weights.store_for(variant)
         if self.optimizer is not None:
             self.optimizer.attach(store, restored)
@@ -532,7 +532,7 @@ class Session:
             return None
         reason = self.sizes.reasons.get(frozenset(symbols))
         if reason is None:
-            known = _compile.Earlier(earlier.compiled.micro, earlier.inputs.slots())
+            known = _compile.EarlierProgram(earlier.compiled.micro, earlier.inputs.slots())
             try:
                 task = self.model.task(bound, spec, symbols=symbols)
                 if self._varies and self._usual is not None:
@@ -545,12 +545,7 @@ class Session:
             except NotSymbolic as error:
                 reason = str(error)
             except Exception as error:  # if symbols are not the reason, numbers fail, too
-<<<<<<< HEAD
                 reason = _without_symbolic_form(error)
-=======
-                what_failed = described(error).partition("\n")[0]  # torch adds its C++ stack
-                reason = f"torch cannot trace forward with symbolic sizes ({what_failed})"
->>>>>>> 23fc173c (Messages and comments of the source use whole sentences with the noun they are about)
         self.sizes.reasons[frozenset(symbols)] = reason
         if self._begins_to_vary:
             earlier.inputs.reason = reason

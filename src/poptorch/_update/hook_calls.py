@@ -46,7 +46,7 @@ def call_step(optimizer: Any, hooks: StepHooks, step: Callable[..., Any]) -> Non
 def _checked(hook: StepHook, optimizer: Any) -> Iterator[None]:
     before = HostValues.of_hook(hook, optimizer)
     try:
-        with _Shown(hook):
+        with _PrintRefusal(hook):
             yield
     finally:
         changed = before.restore()
@@ -64,7 +64,7 @@ def _checked(hook: StepHook, optimizer: Any) -> Iterator[None]:
         )
 
 
-class _Shown(TorchFunctionMode):
+class _PrintRefusal(TorchFunctionMode):
     """Refuses to print tensors, which have no values while a step is traced."""
 
     def __init__(self, hook: StepHook) -> None:

@@ -45,7 +45,7 @@ class ShapeRule(enum.Enum):
     OTHER = enum.auto()
 
 
-class Wholes:
+class WholeReads:
     """Records which weights operators read as a whole, or together with other weights."""
 
     def __init__(self, origins: Origins) -> None:

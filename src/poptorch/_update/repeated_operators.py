@@ -19,7 +19,7 @@ from torch import Tensor
 
 from .._base import private
 from .._ops.pointwise_results import likeness, model_of
-from .likeness import ShapeRule, Wholes
+from .likeness import ShapeRule, WholeReads
 from .step_values import (
     Geometry,
     geometry_of,
@@ -47,7 +47,7 @@ class _Outcome:
 class Repeats:
     """Answers for operators. ``mode`` is the mode whose tensors have no values."""
 
-    def __init__(self, mode: Any, wholes: Wholes) -> None:
+    def __init__(self, mode: Any, wholes: WholeReads) -> None:
         self._mode, self._wholes = mode, wholes
         self._outcomes: dict[int, _Outcome | None] = {}  # None if it must be computed each time
         self._of_some_shape: dict[tuple[Any, ...], _Outcome] = {}

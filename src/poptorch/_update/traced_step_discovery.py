@@ -23,7 +23,7 @@ from .._ir.slots import Kind, Slot
 from .._ir.spec import OptimGroup, OptimSpec, Setting
 from .._ir.state_views import StatePlace, Views
 from .._ir.traced_step import (
-    Kept,
+    KeptValue,
     Leaf,
     TracedParam,
     TracedStep,
@@ -37,7 +37,7 @@ from .._ir.traced_step import (
 from .._ops.dispatch import answering
 from .absent_gradients import check_unchanged, check_unread
 from .host_values import HostValues
-from .likeness import Signatures, Wholes
+from .likeness import Signatures, WholeReads
 from .memory_reads import MemoryReads
 from .python_functions import numbers_functions
 from .repeated_operators import Repeats
@@ -56,7 +56,7 @@ Narrow = Callable[[torch.dtype], torch.dtype]
 
 
 @dataclass
-class _Known:
+class _Findings:
     """What earlier runs have found out."""
 
     constants: set[str] = field(default_factory=set)  # hyper-parameters whose values are needed
@@ -73,7 +73,7 @@ def discover(spec: OptimSpec, narrow: Narrow) -> OptimSpec:
 
     ``narrow``: returns the type of weights in the program for their type on the host.
     """
-    known = _Known()
+    known = _Findings()
     while True:
         try:
             with _without_values() as mode, numbers_functions():
@@ -109,7 +109,7 @@ class _Discovery:
     def __init__(
         self,
         spec: OptimSpec,
-        known: _Known,
+        known: _Findings,
         narrow: Callable[[torch.dtype], torch.dtype],
         without_values: Any,
     ) -> None:
@@ -130,7 +130,7 @@ class _Discovery:
         self.there: set[StatePlace] = set()  # state that exists before the first step
         self.layouts: dict[str, Any] = {}
         self.views: Views | None = None  # views of the state after the runs so far
-        self.wholes = Wholes(self.origins)
+        self.wholes = WholeReads(self.origins)
         self.mode.without_values = kind = private.optional("FakeTensor")
         self.mode.memory_reads = MemoryReads(self.params, self.mode.hosts, self.origins, kind)
         self.mode.memo = self.repeats = Repeats(without_values, self.wholes)
@@ -528,7 +528,7 @@ class _Discovery:
         for (owner, name), leaf in self.leaves.items():
             initial = self.initial.get((owner, name))
             made = (owner, name) not in self.there
-            kept.append(Kept(self._slot(owner, leaf), owner, leaf, initial, made))
+            kept.append(KeptValue(self._slot(owner, leaf), owner, leaf, initial, made))
         traced = replace(self.traced, kept=tuple(kept), differs_at_first=differs)
         groups = tuple(self._group_spec(at, group) for at, group in enumerate(self.spec.groups))
         return replace(self.spec, groups=groups, traced=traced)

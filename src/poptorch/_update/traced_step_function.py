@@ -12,7 +12,7 @@ from .._ir import slots
 from .._ir.graph import SlotFunction
 from .._ir.slots import Slot
 from .._ir.spec import OptimSpec
-from .._ir.traced_step import Kept, TracedStep, flat, leaves_of, of_group
+from .._ir.traced_step import KeptValue, TracedStep, flat, leaves_of, of_group
 from .absent_gradients import check_unchanged, check_unread
 from .clipping import Anchor, clipped
 from .per_group import compute_dtype
@@ -75,7 +75,7 @@ class _Update:
         self,
         traced: TracedStep,
         weights: Sequence[Slot],
-        kept: Sequence[Kept],
+        kept: Sequence[KeptValue],
         gradients: Mapping[str, Slot],
         hypers: Sequence[Slot],
         tensors: Mapping[str, Tensor],

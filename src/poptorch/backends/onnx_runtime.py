@@ -239,7 +239,7 @@ class _Value:
 
 
 @dataclasses.dataclass
-class _Large:
+class _LargeInput:
     """An input that is read where it is."""
 
     value: _Value
@@ -265,7 +265,7 @@ class _Bound:
         given = {at: each.bound(bind) for at, each in inputs.items()}
         returned = [each.bound(bind_result) for each in results]
         self._given = {at: own for at, own in given.items() if own.nbytes <= _SMALL}
-        self._large = {at: _Large(inputs[at]) for at in given.keys() - self._given.keys()}
+        self._large = {at: _LargeInput(inputs[at]) for at in given.keys() - self._given.keys()}
         # By their number. The memory of large ones is released by the first call.
         self._returned = {at: own for at, own in enumerate(returned) if own.nbytes <= _SMALL}
         self._dtypes = {
@@ -304,7 +304,7 @@ class _Bound:
         other._large = {index[at]: large for at, large in self._large.items()}
         return other
 
-    def _read(self, large: _Large, value: torch.Tensor) -> torch.Tensor:
+    def _read(self, large: _LargeInput, value: torch.Tensor) -> torch.Tensor:
         value = value.contiguous()
         if self._only_finite and not _is_finite(value):
             raise InputNotFinite

@@ -33,7 +33,7 @@ _AHEAD = 2
 _TOGETHER = 4  # number of messages to wait for at once, because a wait takes 0.2 ms
 
 
-class Transit(NamedTuple):
+class SentValue(NamedTuple):
     """A value of one micro-batch that is sent to another process."""
 
     slot: Slot
@@ -45,7 +45,7 @@ class Transit(NamedTuple):
     read: int
 
 
-def transits(staged: Staged) -> list[Transit]:
+def transits(staged: Staged) -> list[SentValue]:
     """Return all values that are sent between processes, in the order in which they are
     computed.
     """
@@ -65,7 +65,7 @@ def transits(staged: Staged) -> list[Transit]:
             for (slot, target), chips in readers[maker.stage_pass].items():
                 columns = [at for chip in chips for at in reads[slot.key, chip, maker.micro_batch]]
                 read = min(column for column in columns if column > made)
-                found.append(Transit(slot, maker, source, target, chips, made, read))
+                found.append(SentValue(slot, maker, source, target, chips, made, read))
     return found
 
 
@@ -147,14 +147,14 @@ class Peers:
 
 @dataclass(eq=False)
 class _Message:
-    transit: Transit
+    transit: SentValue
     replica: Replica
     value: torch.Tensor  # must not be freed or written before the transfer ends
     other: int  # the other process
     work: Any
 
 
-class Passing:
+class MessagesOfRun:
     """The messages to and from other processes in one run of the schedule."""
 
     def __init__(
@@ -162,7 +162,7 @@ class Passing:
     ) -> None:
         self._members, self._replicas, self._step = peers.members, replicas, step
         self._expected = deque(each for each in peers.numbered if each[1].target == peers.part)
-        self._made = defaultdict[Action, list[tuple[int, Transit]]](list)
+        self._made = defaultdict[Action, list[tuple[int, SentValue]]](list)
         for number, transit in peers.numbered:
             if transit.source == peers.part:
                 self._made[transit.maker].append((number, transit))
@@ -214,7 +214,7 @@ class Passing:
             _job.current().sent(works, _VALUES, other)
         self._going = [message for message in self._going if message not in messages]
 
-    def _name(self, transit: Transit) -> Name:
+    def _name(self, transit: SentValue) -> Name:
         return transit.slot.key, self._step(transit.maker.micro_batch)
 
     def _tag(self, number: int, replica: Replica) -> int:

@@ -142,7 +142,7 @@ class Checked(Reference):
     executable = _CheckedExecutable
 
     def interpreted(self, graph: Graph) -> Compiled:
-        interpreter = stopwatch.OneByOne(accept_strides(prepare(written_out(graph))), _checked)
+        interpreter = stopwatch.OperatorInterpreter(accept_strides(prepare(written_out(graph))), _checked)
         return lambda arguments: interpreter.run(*arguments)
 
 

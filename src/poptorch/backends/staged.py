@@ -21,7 +21,7 @@ from .._ir.schedule import Action
 from .._ir.slots import Kind
 from .chips import Replica, devices
 from .driver import program_report
-from .peers import Passing, Peers
+from .peers import MessagesOfRun, Peers
 from .prepare import accept_strides, for_device
 from .protocol import Executable, Progress
 from .random_keys import RandomKeys, device_generator
@@ -32,7 +32,7 @@ Column = tuple[int, list[Action]]
 Slices = Sequence[Sequence[torch.Tensor]]  # by input
 
 
-class ByStages:
+class StagedBackend:
     name = "staged"
     by_stages = True
 
@@ -136,7 +136,7 @@ class StagedExecutable:
     def _flush(self, flush: int, replicas: Sequence[Replica], slices: Slices) -> None:
         """Run the whole schedule once: an update in training, all iterations in inference."""
         loops = self._plan.program.loops
-        passing = Passing(self._peers, replicas, lambda micro: loops.step(flush, micro))
+        passing = MessagesOfRun(self._peers, replicas, lambda micro: loops.step(flush, micro))
         before = [each for each in self._columns if each[0] < self._update]
         after = self._columns[len(before) :]
         self._do(before, passing, flush, replicas, slices)
@@ -147,7 +147,7 @@ class StagedExecutable:
     def _do(
         self,
         columns: Sequence[Column],
-        passing: Passing,
+        passing: MessagesOfRun,
         flush: int,
         replicas: Sequence[Replica],
         slices: Slices,

@@ -82,10 +82,10 @@ def run(module: fx.GraphModule, forward: Callable[..., Any], arguments: Sequence
     watch = current.get()
     if watch is None:
         return forward(*arguments)
-    return OneByOne(module, watch.operator).run(*arguments)
+    return OperatorInterpreter(module, watch.operator).run(*arguments)
 
 
-class OneByOne(fx.Interpreter):
+class OperatorInterpreter(fx.Interpreter):
     """Runs a graph, calling a function with each operator, its node and its arguments."""
 
     def __init__(self, module: fx.GraphModule, call: Callable[[fx.Node, Any, Any], Any]) -> None:

@@ -21,14 +21,14 @@ from .._ir.symbolic import NotSymbolic
 ResultsOfCalls = dict[int, list[torch.Tensor]]
 
 
-class Later:
+class DeferredResult:
     """The future result of a postponed call. It can be passed to another such call."""
 
     def __init__(self, number: int, text: str, keys: tuple[Any, ...] = ()) -> None:
         self.__dict__.update(_number=number, _text=text, _keys=keys)
 
-    def __getitem__(self, key: Any) -> Later:
-        return Later(self._number, self._text, (*self._keys, key))
+    def __getitem__(self, key: Any) -> DeferredResult:
+        return DeferredResult(self._number, self._text, (*self._keys, key))
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -58,7 +58,7 @@ _OPERATORS = (
     "le", "gt", "ge", "float", "int", "bool", "iter", "len", "format",
 )  # fmt: skip
 for _operator in _OPERATORS:
-    setattr(Later, f"__{_operator}__", Later._refuse)
+    setattr(DeferredResult, f"__{_operator}__", DeferredResult._refuse)
 
 
 @dataclasses.dataclass(eq=False)
@@ -85,12 +85,12 @@ class Calls:
         function: Callable[..., Any],
         text: str,
         check: Callable[..., None] | None = None,  # checks the arguments while the step runs
-    ) -> Callable[..., Later]:
+    ) -> Callable[..., DeferredResult]:
         """Return a function that records calls of ``function`` and adds their tensors to the
         results.
         """
 
-        def note(*args: Any, **kwargs: Any) -> Later:
+        def note(*args: Any, **kwargs: Any) -> DeferredResult:
             if check is not None:
                 check(*args, **kwargs)
             tensors, structure = nested_values.flatten((args, kwargs), text)
@@ -103,7 +103,7 @@ class Calls:
             types = [(tensor.shape, tensor.dtype) for tensor in tensors]
             self._calls.append(_DeferredCall(function, structure, types))
             results[number] = tensors
-            return Later(number, text)
+            return DeferredResult(number, text)
 
         return note
 
@@ -147,7 +147,7 @@ def _cut(joined: torch.Tensor, shape: torch.Size, rows: Sequence[int]) -> Sequen
 
 
 def _known(value: Any, values: Mapping[int, Any]) -> Any:
-    if isinstance(value, Later):
+    if isinstance(value, DeferredResult):
         found = values[value._number]
         for key in value._keys:
             found = found[key]

@@ -19,7 +19,7 @@ from poptorch._capture.metrics import intercepted
 from poptorch._session.calls import Arguments
 from poptorch.dataloader import join
 
-from ._deferred_calls import Calls, Later, ResultsOfCalls
+from ._deferred_calls import Calls, DeferredResult, ResultsOfCalls
 
 try:
     import lightning.pytorch as pl
@@ -293,7 +293,7 @@ def _returned(result: Any) -> Any:
 
 
 def _checked(name: str, value: Any, *args: Any, **settings: Any) -> None:
-    if not isinstance(value, torch.Tensor | int | float | Metric | Later):
+    if not isinstance(value, torch.Tensor | int | float | Metric | DeferredResult):
         raise poptorch.Error(
             "self.log in a compiled step accepts only a number or a metric",
             got=f"{name}: {type(value).__name__}",

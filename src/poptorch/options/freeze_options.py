@@ -90,7 +90,7 @@ def freeze(options: Options, training: bool) -> Spec:
             stored, kind = value.read(group), value.kind
             if stored is UNSET:
                 continue
-            value.refuse_less(option, stored)
+            value.refuse_too_small(option, stored)
             # An assignment to an attribute accepts any integer.
             if kind is not None and issubclass(kind, enum.Enum) and stored not in list(kind):
                 raise Error(

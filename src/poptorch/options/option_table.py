@@ -130,10 +130,10 @@ class Value:
             expect(self.name, value, self.kind)
         checked = self.check(value)
         if isinstance(checked, int):
-            self.refuse_less(setter, checked)
+            self.refuse_too_small(setter, checked)
         self._write(group, checked)
 
-    def refuse_less(self, setter: str, stored: int) -> None:
+    def refuse_too_small(self, setter: str, stored: int) -> None:
         if self.least is not None and stored < self.least:
             raise InvalidValue(
                 f"{setter} must be at least {self.least}",

@@ -1339,7 +1339,7 @@ def test_one_line_says_why_a_program_has_no_symbols() -> None:
 
     plan = str(executor.plan())
 
-    assert "because torch has no symbolic form of what forward does (RuntimeError:" in plan
+    assert "because torch cannot trace forward with symbolic sizes (RuntimeError:" in plan
     assert "frame #0" not in plan
 
 

@@ -690,7 +690,7 @@ def test_options_in_untrusted_files_cannot_choose_folders(path: Path) -> None:
     folder = path.with_name("stranger")
     calls = f"createOrSet(log_dir='{folder}')\nenableExecutableCaching('{folder}')"
     changed(path, opts(calls))
-    refused(path, match=r"no option: options\.enableExecutableCaching")
+    refused(path, match=r"no such option: options\.enableExecutableCaching")
     changed(path, opts(calls.splitlines()[0]))
     assert poptorch.load(path, **made()).options.log_dir == "."
     assert not folder.exists()

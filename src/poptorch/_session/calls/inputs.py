@@ -65,7 +65,7 @@ class Inputs:
     ) -> None:
         for path, tensor in zip(bound.paths, bound.tensors, strict=True):
             if not placeholders:
-                refuse_odd(path, tensor)
+                refuse_without_values(path, tensor)
             _check_batch(path, tensor, spec.loops)
         self.bound, self._signature = bound, signature
         self.looked_at = False  # whether the compiled program depends on the values
@@ -358,7 +358,7 @@ class Inputs:
 
     def _compare(self, at: int, tensor: torch.Tensor) -> None:
         path, compiled = self.bound.paths[at], self.bound.tensors[at]
-        refuse_odd(path, tensor)
+        refuse_without_values(path, tensor)
         if tensor.device.type != compiled.device.type:
             detail = f"expected {compiled.device} but got {tensor.device}"
             _mismatch(f"Device mismatch for {path}", detail)
@@ -550,7 +550,7 @@ def return_inputs(
             given[at].detach().copy_(batch[at])
 
 
-def refuse_odd(path: str, tensor: torch.Tensor) -> None:
+def refuse_without_values(path: str, tensor: torch.Tensor) -> None:
     """Refuse a tensor that does not have plain values in memory."""
     if torch.nn.parameter.is_lazy(tensor):
         refuse_kind(path, "a parameter that is not initialized", _PLAIN)

@@ -23,14 +23,14 @@ from ..calls import Arguments
 from ..programs import check_saved, refuse_saved
 from ..random import Randomness
 from ..session import Session
-from .saved_model import CODE, DEVICE, MODEL, Saved, attributes, shapes_of
+from .saved_model import CODE, DEVICE, MODEL, SavedModel, attributes, shapes_of
 
 _NUMBERS = {name for kind in KINDS for name in ("betas", *kind.hypers)}
 
 
 @without_user_modes()
 def fill(
-    saved: Saved, model: nn.Module, optimizer: torch.optim.Optimizer | None, loss: object | None
+    saved: SavedModel, model: nn.Module, optimizer: torch.optim.Optimizer | None, loss: object | None
 ) -> Callable[[], None]:
     """Restore the saved weights and hyper-parameters in the user's objects; return a function that
     undoes it.
@@ -89,7 +89,7 @@ def _put(
 
 
 def _fitting(
-    saved: Saved, optimizer: torch.optim.Optimizer | None
+    saved: SavedModel, optimizer: torch.optim.Optimizer | None
 ) -> list[tuple[dict[str, Any], dict[str, Any]]]:
     """Return the optimizer's dictionaries, each with the values from the file."""
     if optimizer is None:
@@ -129,7 +129,7 @@ def _check_range(hypers: Mapping[str, Any]) -> None:
                 )
 
 
-def _check_algorithm(saved: Saved, optimizer: torch.optim.Optimizer) -> None:
+def _check_algorithm(saved: SavedModel, optimizer: torch.optim.Optimizer) -> None:
     here = freeze(optimizer, {})[0].algorithm
     if here != saved.algorithm:
         _refuse(str(saved.algorithm), here)
@@ -152,7 +152,7 @@ def _has_types(new: Any, old: Any) -> bool:
     return any(isinstance(new, kind) and isinstance(old, kind) for kind in (str, (int, float)))
 
 
-def restore(session: Session, saved: Saved, random: list[int] | None) -> None:
+def restore(session: Session, saved: SavedModel, random: list[int] | None) -> None:
     """Make the next compilation continue with the state in a file; ``random`` is the state for this
     process.
     """
@@ -173,7 +173,7 @@ def _arguments(session: Session, saved: Mapping[str, Any]) -> Arguments:
         refuse_saved(f"{asked}; the signature here is forward{session.model.signature}", error)
 
 
-def resume(session: Session, saved: Saved, whole: bool) -> None:
+def resume(session: Session, saved: SavedModel, whole: bool) -> None:
     """Compile a model for the arguments in a file, or leave this to the first call.
 
     With ``whole``, also continue with the saved state of the optimizer, the device and random

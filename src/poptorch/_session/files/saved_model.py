@@ -42,7 +42,7 @@ MODEL, DEVICE = "model.", "device."
 
 
 @dataclass(frozen=True, eq=False)
-class Objects:
+class UserObjects:
     """The user's objects from which a program was compiled."""
 
     model: nn.Module
@@ -51,7 +51,7 @@ class Objects:
 
 
 @dataclass(frozen=True, eq=False)
-class Saved:
+class SavedModel:
     """The contents of a file."""
 
     path: str
@@ -75,7 +75,7 @@ class Saved:
     def under(self, prefix: str) -> dict[str, torch.Tensor]:
         return {n.removeprefix(prefix): t for n, t in self.tensors.items() if n.startswith(prefix)}
 
-    def objects(self) -> Objects:
+    def objects(self) -> UserObjects:
         """Unpickle the user's objects. This can run any code in the file."""
         assert self.trusted
         if _OBJECTS not in self.parts:
@@ -96,7 +96,7 @@ class Saved:
                 ),
             ) from error
         try:
-            return Objects(**content)
+            return UserObjects(**content)
         except TypeError as error:
             archive.refuse(self.path, f"its objects are not those of a model ({error})")
 
@@ -107,7 +107,7 @@ class Saved:
 def save(
     session: Session,
     filename: str | os.PathLike[str],
-    objects: Objects | None,
+    objects: UserObjects | None,
     options: str,
     with_random: bool,
 ) -> None:
@@ -130,7 +130,7 @@ def _digests(parts: Mapping[str, bytes]) -> bytes:
 
 @without_user_modes()
 def packed(
-    session: Session, objects: Objects | None, options: str, with_random: bool, pickled: bool = True
+    session: Session, objects: UserObjects | None, options: str, with_random: bool, pickled: bool = True
 ) -> dict[str, bytes] | None:
     """Return the parts of a file of a compiled model; None for a process that writes no file.
 
@@ -192,7 +192,7 @@ def _refuse_replaced_layers(now: Specialization) -> None:
 
 
 def _pickle(
-    objects: Objects, known: Mapping[str, torch.Tensor], parts: dict[str, bytes]
+    objects: UserObjects, known: Mapping[str, torch.Tensor], parts: dict[str, bytes]
 ) -> dict[str, torch.Tensor]:
     """Add a pickle to the parts of a file, and return the tensors to which it refers."""
     buffer = io.BytesIO()
@@ -263,12 +263,12 @@ def _plain(attributes: Mapping[str, Any]) -> dict[str, Json]:
 # Reading.
 
 
-def read(filename: str | os.PathLike[str], trusted: bool = False) -> Saved:
+def read(filename: str | os.PathLike[str], trusted: bool = False) -> SavedModel:
     """Read a file without running anything in it."""
     parts = archive.read(filename)
     try:
         facts = archive.from_json(parts[_FACTS])
-        return Saved(
+        return SavedModel(
             path=os.fspath(filename),
             whole=_of_type(bool, facts["whole"]),
             algorithm=_of_type((str, type(None)), facts["algorithm"]),

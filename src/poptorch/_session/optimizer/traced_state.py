@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ..._ir.state_views import StatePlace
-from ..._ir.traced_step import Kept, Leaf, flat, of_group, of_optimizer, substituted
+from ..._ir.traced_step import KeptValue, Leaf, flat, of_group, of_optimizer, substituted
 from ..._residency import unwatched
 from ...optim.names import STEPPED
 from .torch_state import TorchState
@@ -28,7 +28,7 @@ class TracedState(TorchState):
         owners = dict(self._owned())
         return any(kept.owner in owners for kept in self._kept())
 
-    def _kept(self) -> Sequence[Kept]:
+    def _kept(self) -> Sequence[KeptValue]:
         spec = None if self._link is None else self._link.spec
         return () if spec is None or spec.traced is None else spec.traced.kept or ()
 
@@ -98,7 +98,7 @@ class TracedState(TorchState):
         return {"ipu_state": {**rest, **state}, "ipu_param": {}}
 
 
-def _first_value(kept: Kept) -> torch.Tensor:
+def _first_value(kept: KeptValue) -> torch.Tensor:
     return torch.full(kept.leaf.shape, kept.initial or 0.0, dtype=kept.leaf.dtype)
 
 

@@ -173,14 +173,13 @@ def _parameters(optimizer: torch.optim.Optimizer, matters: Matters) -> ChangeChe
             return
         now = identities()
         if len(now) != len(before):
-            yield f"the optimizer had {len(before)} parameter groups and now has {len(now)}"
+            yield (
+                f"the number of the optimizer's parameter groups was {len(before)} and is {len(now)}"
+            )
         for index, (old, new) in enumerate(zip(before, now, strict=False)):
             gone, come = len({*old} - {*new}), len({*new} - {*old})
             if gone or come:
-                yield (
-                    f"{gone} parameters were removed from group {index} of the optimizer and "
-                    f"{come} were added"
-                )
+                yield f"group {index} of the optimizer lost {gone} and gained {come} parameters"
 
     return ChangeCheck(identities, changes, _PARAMETERS)
 

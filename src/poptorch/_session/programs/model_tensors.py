@@ -109,7 +109,7 @@ class ModelTensors:
             if own is not None and own.tensor.shape == tied.tensor.shape:
                 own.tensor = tied.tensor
 
-    def has_those_of(self, other: ModelTensors) -> bool:
+    def has_tensors_of(self, other: ModelTensors) -> bool:
         """Return whether both contain the same tensors in the same places."""
         return self.tensors.keys() == other.tensors.keys() and all(
             tied.tensor is other.tensors[path].tensor for path, tied in self.tensors.items()

@@ -167,7 +167,7 @@ class Programs:
         Also remove all programs that were compiled when the model had other tensors.
         """
         others = [other for other in self.all if other is not variant
-                  and other.reading.has_those_of(variant.reading)
+                  and other.reading.has_tensors_of(variant.reading)
                   and not other.inputs.is_retired]  # fmt: skip
         if variant.inputs.symbols:  # else results would depend on which size came first
             others = [other for other in others if not variant.replaces(other)]

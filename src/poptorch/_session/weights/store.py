@@ -156,7 +156,7 @@ class StateStore:
         self._waiting: dict[str, torch.Tensor] | None = None if agreed else {}
         tensors = (
             {}
-            if other is None or not reading.has_those_of(other._reading)
+            if other is None or not reading.has_tensors_of(other._reading)
             else (self._shared_with(other))
         )
         self.state = State(tensors, writes=device.writes, device=compiled.device)
@@ -413,7 +413,7 @@ class StateStore:
         and here.
         """
         before, now = other._reading.tensors, self._reading.tensors
-        if self._reading.has_those_of(other._reading):
+        if self._reading.has_tensors_of(other._reading):
             return {*now}, {key: key for key in other._kinds}
         places = {id(tied.tensor): path for path, tied in now.items()}
         paths = {path: places.get(id(tied.tensor)) for path, tied in before.items()}
