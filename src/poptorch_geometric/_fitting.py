@@ -191,8 +191,8 @@ def _shrink(masks: Sequence[Masks], kind: Any, limit: int, first: int = 0) -> No
                 f"too many, and only {len(places)} can be removed"
             ),
             fix=(
-                "put fewer graphs into a micro-batch",
-                "allow more nodes and edges in FixedSizeOptions",
+                "put fewer graphs into a micro-batch: a smaller batch_size of the loader",
+                "or allow more nodes and edges: FixedSizeOptions(num_nodes=..., num_edges=...)",
             ),
         )
     for chosen in torch.randperm(len(places))[:surplus].tolist():

@@ -453,7 +453,7 @@ each_process = pytest.mark.parametrize("process", [0, 1])
         ("other rate", ["hyper.0.lr: 0.5 in process 1, 0.1 in process 0"]),
         (
             "other length",
-            ["data for different numbers of calls", "process 0: 4; process 1: 2"],
+            ["data for different numbers of calls", "process 0: 4 calls; process 1: 2 calls"],
         ),
         (
             "other last batch",
@@ -468,7 +468,7 @@ each_process = pytest.mark.parametrize("process", [0, 1])
             "other order",
             [
                 "shuffle the same data set with different seeds",
-                "process 0: 3; process 1: 4",
+                "process 0: seed 3; process 1: seed 4",
             ],
         ),
         (

@@ -40,7 +40,7 @@ def explained(module: nn.Module, inputs: str, backward: bool = False) -> Iterato
                 fix=(
                     "compute without the value: use torch.where, masks, or results of a fixed size",
                     (
-                        "pass the value to forward as a Python number, which becomes a "
+                        "or pass the value to forward as a Python number, which becomes a "
                         "compile-time constant"
                     ),
                 ),

@@ -254,7 +254,7 @@ def _check_kinds(
                 fix=(
                     "assign the original values again before forward returns",
                     (
-                        "convert the tensor where you use it: weight.half() instead of "
+                        "or convert the tensor where you use it: weight.half() instead of "
                         "weight.data = ..."
                     ),
                 ),

@@ -1,5 +1,5 @@
-"""Choose the value that training minimises: the marked one, or else the returned number that is
-computed from all losses.
+"""Choose the value that training minimises: the marked value or, if none is marked, the returned
+number that is computed from all losses.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def final_loss(
     returned: Sequence[torch.Tensor],
     structure: nested_values.Structure,
 ) -> torch.Tensor:
-    """Return the marked value, or else the returned scalar that depends on all losses with a
-    gradient.
+    """Return the marked value or, if none is marked, the returned scalar that depends on all losses
+    with a gradient.
 
     A loss that is detached before it is returned, or computed under ``no_grad``, is a metric. An
     entry ``loss`` of a returned mapping or dataclass has precedence over other entries. Losses that
@@ -76,8 +76,8 @@ def final_loss(
             got=f"{loss.function} of shape {tuple(loss.tensor.shape)}",
             where=loss.line,
             fix=(
-                "also return the mean of the loss",
-                "mark the loss: poptorch.identity_loss(loss, reduction='mean')",
+                "return the mean of the loss as well: loss.mean()",
+                "or mark the loss: poptorch.identity_loss(loss, reduction='mean')",
             ),
         )
     return loss.tensor

@@ -21,8 +21,8 @@ from .._ops.context import outermost
 
 
 class _Writes:
-    """Counts the writes to each storage. The version counters of torch do not know of writes
-    through ``.data`` and of tensors that were made in inference mode.
+    """Counts the writes to each storage. Torch's version counters do not count writes through
+    ``.data``, and tensors that were made in inference mode have no counters.
     """
 
     def __init__(self) -> None:

@@ -44,7 +44,7 @@ def refuse_writes(graph: fx.Graph, to_inputs: bool = False) -> None:
                 got=f"{node.target} changes a tensor that the body does not create",
                 fix=(
                     "return the new value from the body, and assign it after the loop or branch",
-                    "change a copy of the tensor: tensor.clone()",
+                    "or change a copy of the tensor: tensor.clone()",
                 ),
             )
 

@@ -1,5 +1,5 @@
-"""Decide what happens if ``forward`` asks for the value of a tensor: constants answer, the first
-inputs decide branches, and all other questions are refused.
+"""Decide what happens if ``forward`` reads the value of a tensor. Values of constants are known,
+the first inputs decide branches, and all other reads are refused.
 """
 
 from __future__ import annotations
@@ -51,10 +51,7 @@ def dynamic_shape(operator: str, line: str | None) -> Uncapturable:
         where=line,
         fix=(
             SHAPE_FIX,
-            (
-                "select the elements before you call the model, or on the host with "
-                "poptorch.CPU; use masks inside the model"
-            ),
+            "or select the elements before you call the model, or on the host with poptorch.CPU",
         ),
     )
 
@@ -126,8 +123,8 @@ class Finding:
 
 @dataclass(eq=False)
 class ValueReads:
-    """Answer questions from constants. Fixed ``state`` decides branches, or else the first
-    inputs do.
+    """Answers reads of values from constants. Fixed ``state`` decides branches. Where it does not,
+    the first inputs do.
     """
 
     real: bool = False  # whether tensors have the values of the first inputs
@@ -187,12 +184,12 @@ class ValueReads:
                         "poptorch.dynamic_slice"
                     ),
                     (
-                        "pass the value to forward as a Python number, which becomes a "
+                        "or pass the value to forward as a Python number, which becomes a "
                         "compile-time constant"
                     ),
                     (
-                        "print the tensor with poptorch.ipu_print_tensor, or compute on the host "
-                        "with poptorch.CPU"
+                        "or compute on the host with poptorch.CPU; to print the tensor, use "
+                        "poptorch.ipu_print_tensor"
                     ),
                 ),
             )

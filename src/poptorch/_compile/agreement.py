@@ -129,15 +129,15 @@ def _check_data() -> None:
     if len({*seeds.values()}) > 1:
         raise Error(
             "The processes of this job shuffle the same data set with different seeds",
-            got="; ".join(f"process {index}: {seed}" for index, seed in seeds.items())
-            + "; the parts that they read would overlap",
+            got="; ".join(f"process {index}: seed {seed}" for index, seed in seeds.items())
+            + "; the processes would read overlapping parts of the data set",
             fix="call options.randomSeed with the same number in every process",
         )
     known = {index: each.calls for index, each in enumerate(lengths) if each.calls >= 0}
     if len({*known.values()}) > 1:
         raise Error(
             "The processes of this job have data for different numbers of calls",
-            got="; ".join(f"process {index}: {length}" for index, length in known.items()),
+            got="; ".join(f"process {index}: {length} calls" for index, length in known.items()),
             fix=(
                 "let poptorch.DataLoader divide the data set, with drop_last=True",
                 "or give each process the same number of samples",

@@ -1,13 +1,13 @@
 """Prove that a program with symbolic sizes is the program that each size would have.
 
-``forward`` saw sizes that behave like numbers. Whether it did the same with them as with numbers
-shows in the graph: for the sizes of an earlier program it must have the operators, arguments and
+``forward`` ran with sizes that behave like numbers. The graph shows whether it treated them like
+numbers: with the sizes of an earlier program, the graph must have the operators, arguments and
 constants of that program. If conditions exclude these sizes, for example because ``forward``
-branches on them, the model is captured once more with numbers for the sizes at hand.
+branches on them, the model is captured once more with the sizes of this call as numbers.
 
 A size may equal a number of the model by chance, such as its number of heads, and ``forward`` or an
-operator may ask whether it does. Capturing with other sizes shows that: the sizes at hand then have
-their own program, and others can still have one for all of them.
+operator may compare the two. In this case, capturing with other sizes succeeds. The sizes of this
+call then get their own program, and one program can still serve all other sizes.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class EarlierProgram:
 def capture(
     request: _capture.Request, earlier: EarlierProgram | None, before: _capture.PythonState | None
 ) -> _capture.Micro:
-    """Trace one micro-batch. If a symbolic size is used as a number, try others than that at hand.
+    """Trace one micro-batch. If a symbolic size is used as a number, try other sizes.
 
     ``before``: see ``_capture.capture``.
     """

@@ -110,7 +110,7 @@ def _compile_for_many_sizes(
 def _first_success(
     ways: Sequence[_Way], begin: Callable[[], _Source], places: Sequence[int]
 ) -> Code:
-    """Return the code that the first way compiles, or else the next one.
+    """Return the code from the first of these ways that succeeds.
 
     Compiling a graph as it is shows whether our changes caused an error.
     """

@@ -245,8 +245,8 @@ def _both(sizes: Any) -> list[int]:
 
 
 def _sum_of(product: fx.Node) -> tuple[fx.Node, fx.Node | None]:
-    """Return the sum that is the only reader of a product, and its other operand; else the product
-    itself.
+    """Return the sum that is the only reader of a product, and the other operand of this sum. If
+    there is no such sum, return the product.
     """
     user = next(iter(product.users))
     if len(product.users) == 1 and user.target is aten.add.Tensor and not user.kwargs:

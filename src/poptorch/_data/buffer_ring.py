@@ -63,10 +63,10 @@ class Form:
                     got=f"{_name(type(tensor))} at index {at}",
                     fix=(
                         "let collate_fn return a tensor, or a tuple, list or dict of tensors",
-                        "register the element's own type with poptorch.registerCustomArgParser",
+                        "or register the element's type with poptorch.registerCustomArgParser",
                         (
-                            "use poptorch.DataLoaderMode.Sync, which passes all elements on "
-                            "unchanged"
+                            "or use mode=poptorch.DataLoaderMode.Sync, which passes all elements "
+                            "on unchanged"
                         ),
                     ),
                 )

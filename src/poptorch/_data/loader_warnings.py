@@ -61,7 +61,7 @@ def remainder(loader: Any, plan: Arrangement, process: int, processes: int, prog
 
 
 def _divides_itself(dataset: object) -> bool:
-    """Return whether code of a data set, or of one inside it, asks which worker it runs in.
+    """Return whether the code of a data set, or of one inside it, looks up its own worker.
 
     This reads the names that the code uses, because the warning is given before a worker runs. In a
     worker it could not be observed either: scripts import ``get_worker_info`` by name, so no other
@@ -219,8 +219,8 @@ def other_counts(tensors: Sequence[torch.Tensor], loops: Loops) -> None:
 
 
 def _loaded_by_torch(rows: int, slices: int) -> None:
-    """Warn if the divided batch is as large as a batch of a loader that knows nothing about
-    micro-batches.
+    """Warn if the divided batch is as large as a batch of torch's own loader, which does not
+    assemble micro-batches.
     """
     samplers = (each for each in gc.get_objects() if type(each) is BatchSampler)  # once per program
     if any(sampler.batch_size == rows for sampler in samplers):

@@ -88,7 +88,9 @@ def sizes(values: Values) -> frozenset[int]:
 
 
 def first_divergence(eager: Values, graph: GraphSums, rounding: float) -> tuple[str, bool] | None:
-    """Return the path of the first layer that differs, and whether its gradient does; else None."""
+    """Return the path of the first layer that differs, and whether its gradient differs; None if
+    no layer does.
+    """
     share = _CLOSE * rounding
     is_there = _lookup(graph.forward, share)
     for path, sums in eager.outputs:

@@ -48,7 +48,7 @@ NORM = "GradientNorm"  # anchors the norm of all gradients before clipping
 @dataclass(frozen=True)
 class Slot:
     kind: Kind
-    # in one run; for batches and results, the shape of one micro-batch, after lanes
+    # the shape in one run; for batches and results, the shape of one micro-batch, after lanes
     shape: tuple[int, ...]
     dtype: torch.dtype  # inside the program
     name: str = ""  # for example ``velocity`` for a moment or ``lr`` for a hyper-parameter

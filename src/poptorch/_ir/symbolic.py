@@ -41,7 +41,7 @@ _PRIMES = (
 # For several sizes. Torch's compiler adds more than 4096 numbers in another way than fewer, and the
 # rows and lengths of most batches are fewer.
 _SMALLER_PRIMES = (37, 41, 43, 47, 53, 59, 61)
-_FACTORS = (1, 2, 4, 8, 16, 32, 64)  # some models ask that a size divides
+_FACTORS = (1, 2, 4, 8, 16, 32, 64)  # some models require sizes to be multiples of these
 _ARITHMETIC = {
     operator.add, operator.sub, operator.mul, operator.floordiv, operator.truediv, operator.mod,
     operator.neg, operator.pow, torch.sym_float, torch.sym_int, torch.sym_max, torch.sym_min,
@@ -78,7 +78,7 @@ class UsedAsNumber(NotSymbolic):
 
 
 class Excluded(NotSymbolic):
-    """The sizes at hand do not satisfy the conditions of a program for all other sizes."""
+    """The sizes of a call do not satisfy the conditions of a program for all other sizes."""
 
 
 def computes_size(node: fx.Node) -> bool:
@@ -554,7 +554,7 @@ def size_symbols(value: Any) -> set[Any]:
 
 
 def expression(size: Any) -> Any:
-    """Return a size as an expression of sympy if it is symbolic, or else the number."""
+    """Return a size as a sympy expression if it is symbolic, and as a number otherwise."""
     return size.node.expr if isinstance(size, torch.SymInt) else size
 
 

@@ -364,7 +364,7 @@ def _missing(store: Any, index: int, count: int, name: str) -> str:
 
 
 def _invite(store: Any, count: int, name: str) -> str:
-    """Invite the processes that are there, with another name if one of them was replaced."""
+    """Invite the processes that have arrived, with another name if one of them was replaced."""
     keys = [f"arrived/{index}" for index in range(count)]
     if not store.check(keys):
         return name

@@ -2,8 +2,8 @@
 
 While ``Numbers`` is entered, 0-d tensors of float64 replace the Python numbers that change between
 updates: step counts and hyper-parameters. Arithmetic with them makes more such tensors. Code that
-asks for their value, or for the value of any other tensor, is noticed, and
-``_update.value_branches`` answers an ``if``.
+reads their value, or the value of any other tensor, is intercepted. If the value decides an ``if``,
+``_update.value_branches`` chooses the branch.
 """
 
 from __future__ import annotations

@@ -30,8 +30,8 @@ class Geometry(NamedTuple):
 
 
 def unobserved() -> contextlib.AbstractContextManager[None]:
-    """Return a context in which no mode hears of functions, for questions that are not part of a
-    step.
+    """Return a context in which no mode intercepts functions, for computations that are not part of
+    a step.
     """
     return _without_functions()()
 

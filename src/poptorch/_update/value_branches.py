@@ -1,11 +1,11 @@
-"""Run both branches wherever a step's code asks for a value, and select between the results.
+"""Run both branches wherever a step's code branches on a value, and select between the results.
 
-A question about one weight, such as whether its norm is 0, has an answer for each weight. One run
-tries one answer for all weights at once. If the answer about one weight decides about others, as in
-``if not all(p.grad.isfinite().all() for p in params): return``, questions about one weight have one
-answer for all weights, too. A question about numbers, such as whether this is the
-tenth step, has one answer for all weights. So has a question about several weights, such as whether
-the norm of all gradients is above a limit.
+A condition on such a value is a question. A question about one weight, such as whether its norm is
+0, has an answer for each weight. One run tries the same answer for all weights. If the answer about
+one weight affects others, as in ``if not all(p.grad.isfinite().all() for p in params): return``,
+questions about one weight have one answer for all weights, too. A question about numbers, such as
+whether this is the tenth step, also has one answer for all weights, and so does a question about
+several weights, such as whether the norm of all gradients is above a limit.
 
 If the user's code raises an exception after an answer, as in ``if norm.isnan(): raise ...``, the
 program assumes the other answer, because a program cannot raise exceptions.

@@ -100,7 +100,7 @@ def traced_step(
     groups: list[TracedGroup] = []
     optimizers: list[TracedOptimizer] = []
     numbers: NumbersByPlace = {}
-    places: dict[int, list[StatePlace]] = {}  # by the identity of the tensor that is there
+    places: dict[int, list[StatePlace]] = {}  # by the id of the tensor in each place
     tensors: dict[StatePlace, torch.Tensor] = {}  # weights and their state
     for number, member in enumerate(members_of(optimizer)):
         first = len(groups)

@@ -271,11 +271,11 @@ def check_return_period(setter: str, mode: Any, period: int, options: Options) -
         raise Error(
             f"The output return period of {setter} must divide deviceIterations",
             got=f"a period of {period}, with {iterations} device iterations",
-            fix="choose a divisor of deviceIterations",
+            fix=f"pass a period that divides {iterations}",
         )
 
 
-# The kind of device that runs a model, from the options or else the environment.
+# The kind of device that runs a model, from the options or, if they do not say, the environment.
 
 
 class DeviceChoice(NamedTuple):

@@ -3,8 +3,8 @@
 The first size of an input has its own program. With the second one, the dimensions that differ
 get symbols, and one program is compiled for all their sizes. It takes the place of the earlier one,
 so that results do not depend on which size came first. A size of 1 is broadcast, so it keeps its
-own program. Where sizes cannot be symbolic, each of them has its own program;
-``VaryingSizes`` knows why.
+own program. If sizes cannot be symbolic, each of them has its own program, and ``VaryingSizes``
+stores the reason.
 """
 
 from __future__ import annotations
