@@ -102,8 +102,12 @@ def compare(case: Case, backend: str, rounds: int) -> float:
 def main() -> int:
     """Run all cases. The exit status says whether the limit holds."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--backend", default="reference", help="backend that runs the programs (default: reference)")
-    parser.add_argument("--rounds", type=int, default=2000, help="calls of each contestant (default: 2000)")
+    parser.add_argument(
+        "--backend", default="reference", help="backend that runs the programs (default: reference)"
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=2000, help="calls of each contestant (default: 2000)"
+    )
     parser.add_argument(
         "--threads",
         type=int,

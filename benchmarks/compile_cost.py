@@ -233,9 +233,13 @@ def timed(names: list[str], trees: dict[str, Path], rounds: int) -> dict[str, An
 def main() -> None:
     """Print medians of the rounds, or counts: a line for each model and contestant."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("names", nargs="*", default=NAMES, metavar="NAME", help="models to compile (default: all)")
+    parser.add_argument(
+        "names", nargs="*", default=NAMES, metavar="NAME", help="models to compile (default: all)"
+    )
     parser.add_argument("--against", type=Path, help="another source tree, measured alternately")
-    parser.add_argument("--rounds", type=int, default=1, help="measurements of each figure (default: 1)")
+    parser.add_argument(
+        "--rounds", type=int, default=1, help="measurements of each figure (default: 1)"
+    )
     parser.add_argument("--alone", action="store_true", help="without torch.compile")
     parser.add_argument("--counts", action="store_true", help="calls and bytes instead of seconds")
     parser.add_argument("--json", type=Path, help="where to write the figures")

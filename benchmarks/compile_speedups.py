@@ -169,7 +169,9 @@ def main() -> None:
     """Print a line for each replacement and model."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help="parts of names of replacements")
-    parser.add_argument("--rounds", type=int, default=1, help="measurements of each figure (default: 1)")
+    parser.add_argument(
+        "--rounds", type=int, default=1, help="measurements of each figure (default: 1)"
+    )
     parser.add_argument("--counts", action="store_true", help="calls and bytes instead of seconds")
     parser.add_argument("--inside", help=argparse.SUPPRESS)
     chosen = parser.parse_args()

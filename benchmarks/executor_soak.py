@@ -60,7 +60,9 @@ def grown(what: str, first: int, last: int, step: Callable[[], None]) -> bool:
 def main() -> None:
     """Run both tests. Exit with status 1 if memory grows."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--backend", default="reference", help="backend that runs the programs (default: reference)")
+    parser.add_argument(
+        "--backend", default="reference", help="backend that runs the programs (default: reference)"
+    )
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     x, y = torch.randn(16, 32), torch.randn(16, 32)

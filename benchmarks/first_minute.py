@@ -163,10 +163,23 @@ def torch_compile(workload: str, rounds: int) -> float:
 def main() -> None:
     """Print a line for each row, mode and source tree."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("names", nargs="*", default=list(ROWS), metavar="NAME", help="rows to measure (default: all)")
-    parser.add_argument("--modes", nargs="+", default=("auto", "optimise"), help="backends to measure (default: auto optimise)")
+    parser.add_argument(
+        "names",
+        nargs="*",
+        default=list(ROWS),
+        metavar="NAME",
+        help="rows to measure (default: all)",
+    )
+    parser.add_argument(
+        "--modes",
+        nargs="+",
+        default=("auto", "optimise"),
+        help="backends to measure (default: auto optimise)",
+    )
     parser.add_argument("--against", type=Path, help="another source tree, measured alternately")
-    parser.add_argument("--rounds", type=int, default=1, help="measurements of each figure (default: 1)")
+    parser.add_argument(
+        "--rounds", type=int, default=1, help="measurements of each figure (default: 1)"
+    )
     parser.add_argument("--inside", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     if chosen.inside:

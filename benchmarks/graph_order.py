@@ -88,7 +88,9 @@ def compare(title: str, calls: Calls, rounds: int) -> None:
 def main() -> None:
     """Measure sums, then updates."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=150, help="runs with each order (default: 150)")
+    parser.add_argument(
+        "--rounds", type=int, default=150, help="runs with each order (default: 150)"
+    )
     rounds = parser.parse_args().rounds
     torch.set_num_threads(1)
     torch.manual_seed(0)

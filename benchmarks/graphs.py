@@ -217,8 +217,12 @@ def alternate(steps: dict[str, Callable[[], Any]], rounds: int) -> dict[str, lis
 def main() -> None:
     """Measure and print all rows."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--only", nargs="+", choices=ROWS, metavar="NAME", help="measure only these networks")
-    parser.add_argument("--rounds", type=int, default=100, help="steps of each contestant (default: 100)")
+    parser.add_argument(
+        "--only", nargs="+", choices=ROWS, metavar="NAME", help="measure only these networks"
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=100, help="steps of each contestant (default: 100)"
+    )
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")

@@ -229,7 +229,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("rows", nargs="*", metavar="ROW", help=f"of {', '.join(ROWS)}")
     parser.add_argument("--small", action="store_true", help="measure two rows, each for a second")
-    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="number of threads (default: all cores)")
+    parser.add_argument(
+        "--threads", type=int, default=os.cpu_count(), help="number of threads (default: all cores)"
+    )
     parser.add_argument("--seconds", type=float, default=10.0, help="seconds for each row")
     parser.add_argument("--out", type=Path, help="JSON file to which the medians are added, by row")
     chosen = parser.parse_args()

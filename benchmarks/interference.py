@@ -37,7 +37,9 @@ def median(step: Callable[[], object], seconds: float) -> float:
 def main() -> int:
     """Print both times. The exit status says whether the limit holds."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("names", nargs="*", default=NAMES, help="workloads to measure (default: all)")
+    parser.add_argument(
+        "names", nargs="*", default=NAMES, help="workloads to measure (default: all)"
+    )
     status = 0
     torch.set_num_threads(2)
     for name in parser.parse_args().names:

@@ -284,12 +284,27 @@ def main() -> int:
     """Start the two processes, or be one of them."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("names", nargs="*", default=NAMES, help="models to train (default: all)")
-    parser.add_argument("--rate", help="rate of the link (default: 1gbit; in Mbit/s with --delayed and --curve: 200)")
-    parser.add_argument("--curve", type=int, metavar="N", help="measure N processes over links with three latencies")
-    parser.add_argument("--delayed", action="store_true", help="delay packets in this program, by 1 ms one way")
-    parser.add_argument("--parts", action="store_true", help="with --curve, divide the optimizer state among the processes")
-    parser.add_argument("--rounds", type=int, default=20, help="updates of each contestant (default: 20)")
-    parser.add_argument("--backend", default="optimise", help="backend that runs the programs (default: optimise)")
+    parser.add_argument(
+        "--rate",
+        help="rate of the link (default: 1gbit; in Mbit/s with --delayed and --curve: 200)",
+    )
+    parser.add_argument(
+        "--curve", type=int, metavar="N", help="measure N processes over links with three latencies"
+    )
+    parser.add_argument(
+        "--delayed", action="store_true", help="delay packets in this program, by 1 ms one way"
+    )
+    parser.add_argument(
+        "--parts",
+        action="store_true",
+        help="with --curve, divide the optimizer state among the processes",
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=20, help="updates of each contestant (default: 20)"
+    )
+    parser.add_argument(
+        "--backend", default="optimise", help="backend that runs the programs (default: optimise)"
+    )
     chosen = parser.parse_args()
     count = chosen.curve or (2 if chosen.delayed else 0)
     rate = float(chosen.rate or 200) * 1e6 / 8 if count else 0.0

@@ -75,9 +75,13 @@ def job(chosen: argparse.Namespace, in_parts: bool) -> int:
 def main() -> None:
     """Start both jobs, or run one process of a job."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--width", type=int, default=4096, help="rows and columns of each matrix (default: 4096)")
+    parser.add_argument(
+        "--width", type=int, default=4096, help="rows and columns of each matrix (default: 4096)"
+    )
     parser.add_argument("--processes", type=int, default=2, help="number of processes (default: 2)")
-    parser.add_argument("--backend", default="optimise", help="backend that runs the programs (default: optimise)")
+    parser.add_argument(
+        "--backend", default="optimise", help="backend that runs the programs (default: optimise)"
+    )
     parser.add_argument("--in-parts", action="store_true", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     if "RANK" in os.environ:

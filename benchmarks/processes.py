@@ -203,9 +203,20 @@ def main() -> int:
     """Start one job after another, or run one process of a job."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("names", nargs="*", default=NAMES, help="models to train (default: all)")
-    parser.add_argument("--processes", type=int, nargs="+", default=[2], metavar="N", help="numbers of processes to measure (default: 2)")
-    parser.add_argument("--backend", default="optimise", help="backend that runs the programs (default: optimise)")
-    parser.add_argument("--rounds", type=int, default=30, help="updates of each contestant (default: 30)")
+    parser.add_argument(
+        "--processes",
+        type=int,
+        nargs="+",
+        default=[2],
+        metavar="N",
+        help="numbers of processes to measure (default: 2)",
+    )
+    parser.add_argument(
+        "--backend", default="optimise", help="backend that runs the programs (default: optimise)"
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=30, help="updates of each contestant (default: 30)"
+    )
     chosen = parser.parse_args()
     if "RANK" not in os.environ:
         return max(start(count) for count in chosen.processes)

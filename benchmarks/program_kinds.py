@@ -234,7 +234,9 @@ def main() -> None:
     """Print the section, and add it to the results."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("rows", nargs="*", metavar="ROW", help=f"of {', '.join(TITLES)}")
-    parser.add_argument("--rounds", type=int, default=31, help="steps of each contestant (default: 31)")
+    parser.add_argument(
+        "--rounds", type=int, default=31, help="steps of each contestant (default: 31)"
+    )
     parser.add_argument("--out", type=Path, help="results to which the section is added")
     parser.add_argument("--inside", nargs=3, help=argparse.SUPPRESS)
     chosen = parser.parse_args()

@@ -38,8 +38,12 @@ def main() -> None:
     parser.add_argument(
         "--quick", action="store_true", help="measure three workloads in fewer rounds"
     )
-    parser.add_argument("--only", nargs="+", choices=WORKLOADS, metavar="NAME", help="measure only these workloads")
-    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="number of threads (default: all cores)")
+    parser.add_argument(
+        "--only", nargs="+", choices=WORKLOADS, metavar="NAME", help="measure only these workloads"
+    )
+    parser.add_argument(
+        "--threads", type=int, default=os.cpu_count(), help="number of threads (default: all cores)"
+    )
     parser.add_argument(
         "--out",
         type=Path,

@@ -151,9 +151,17 @@ def main() -> None:
         help="measure processor time instead of wall-clock time",
     )
     parser.add_argument("--rows", type=int, default=8, help="samples in a micro-batch")
-    parser.add_argument("--accumulation", type=int, default=1, help="micro-batches in an update (default: 1)")
+    parser.add_argument(
+        "--accumulation", type=int, default=1, help="micro-batches in an update (default: 1)"
+    )
     parser.add_argument("--bf16", action="store_true", help="autocast to bfloat16")
-    parser.add_argument("--models", nargs="*", choices=MODELS, default=list(MODELS), help="models to train (default: all)")
+    parser.add_argument(
+        "--models",
+        nargs="*",
+        choices=MODELS,
+        default=list(MODELS),
+        help="models to train (default: all)",
+    )
     parser.add_argument("--out", type=Path, help="write the medians to this JSON file")
     chosen = parser.parse_args()
     updates, runs, first = (8, 1, 3) if chosen.quick else (16, 3, 4)

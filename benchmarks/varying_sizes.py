@@ -1,4 +1,4 @@
-"""Train a BERT on batches of 60 different lengths: one program for all of them, compared with PyTorch.
+"""Train a BERT on batches of 60 different lengths with one program, and compare with PyTorch.
 
 Usage: python benchmarks/varying_sizes.py [--layers 2] [--lengths 60] [--rounds 2] [--json FILE]
 
@@ -134,8 +134,12 @@ def main() -> None:
     """Print the seconds of each contestant and round, and updates beside static programs."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--layers", type=int, default=2, help="layers of the model (default: 2)")
-    parser.add_argument("--lengths", type=int, default=60, help="number of different lengths (default: 60)")
-    parser.add_argument("--rounds", type=int, default=2, help="updates with each length (default: 2)")
+    parser.add_argument(
+        "--lengths", type=int, default=60, help="number of different lengths (default: 60)"
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=2, help="updates with each length (default: 2)"
+    )
     parser.add_argument("--static", type=int, default=3, help="lengths with their own program")
     parser.add_argument("--without-compile", action="store_true", help="leave out torch.compile")
     parser.add_argument("--json", type=Path, help="where to write the figures")

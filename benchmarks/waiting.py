@@ -110,10 +110,26 @@ def measure(processes: int, accumulation: int, rounds: int, grouped: bool) -> No
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--processes", type=int, nargs="+", default=[2, 4], help="numbers of processes (default: 2 4)")
-    parser.add_argument("--accumulation", type=int, nargs="+", default=[4, 8, 16], help="numbers of micro-batches in an update (default: 4 8 16)")
-    parser.add_argument("--rounds", type=int, default=5, help="measurements of each figure (default: 5)")
-    parser.add_argument("--grouped", action="store_true", help="use the default schedule instead of 1F1B")
+    parser.add_argument(
+        "--processes",
+        type=int,
+        nargs="+",
+        default=[2, 4],
+        help="numbers of processes (default: 2 4)",
+    )
+    parser.add_argument(
+        "--accumulation",
+        type=int,
+        nargs="+",
+        default=[4, 8, 16],
+        help="numbers of micro-batches in an update (default: 4 8 16)",
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=5, help="measurements of each figure (default: 5)"
+    )
+    parser.add_argument(
+        "--grouped", action="store_true", help="use the default schedule instead of 1F1B"
+    )
     parser.add_argument("--against", type=Path, help="another checkout, measured alternately")
     chosen = parser.parse_args()
     if "RANK" not in os.environ:
@@ -126,7 +142,10 @@ def main() -> int:
                 subprocess.run(command, env={**os.environ, **more}, check=True)
         return 0
     dist.init_process_group("gloo")
-    MessagesOfRun.receive_due, MessagesOfRun.end = timed(MessagesOfRun.receive_due), timed(MessagesOfRun.end)  # type: ignore[method-assign]
+    MessagesOfRun.receive_due, MessagesOfRun.end = (
+        timed(MessagesOfRun.receive_due),
+        timed(MessagesOfRun.end),
+    )  # type: ignore[method-assign]
     Peers.share = timed(Peers.share)  # type: ignore[method-assign]
     own, processes = cores(), dist.get_world_size()
     if len(own) >= processes:

@@ -421,7 +421,9 @@ def main() -> None:
     parser.add_argument(
         "names", nargs="*", help="models, timm, diffusers, checkpointed, or " + ", ".join(KINDS)
     )
-    parser.add_argument("--backend", default="reference", help="backend that runs the programs (default: reference)")
+    parser.add_argument(
+        "--backend", default="reference", help="backend that runs the programs (default: reference)"
+    )
     chosen = parser.parse_args()
     warnings.filterwarnings("ignore")
     transformers.logging.set_verbosity_error()

@@ -55,7 +55,9 @@ def scatter(
     dim = dim % src.dim()
     if reduce in ("sum", "add", "mean"):
         is_present = _along(index >= 0, src, dim)
-        total: Tensor = _scatter(torch.where(is_present, src, 0), valid_indices(index), dim, dim_size)
+        total: Tensor = _scatter(
+            torch.where(is_present, src, 0), valid_indices(index), dim, dim_size
+        )
         if reduce != "mean":
             return total
         return total / _along(degree(index, dim_size, src.dtype).clamp(min=1), src, dim)

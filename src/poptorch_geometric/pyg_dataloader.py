@@ -49,7 +49,7 @@ def refuse(loader: str, kwargs: Mapping[str, Any], *names: str) -> None:
 
 
 class PlainLoader(torch.utils.data.DataLoader[Any]):
-    """A loader based on torch's. Subclasses may create their own collaters."""
+    """A loader based on torch's DataLoader. Subclasses may create their own collaters."""
 
     def _create_collater(self, **collater_args: Any) -> Any:
         """Return the collater that makes a micro-batch from a list of samples."""

@@ -138,7 +138,9 @@ def test_graphs_are_those_that_torch_records(
     function: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ours = described(function)
-    monkeypatch.setattr(recorded_again, "reusing_recorded_calls", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(
+        recorded_again, "reusing_recorded_calls", lambda _: contextlib.nullcontext()
+    )
 
     theirs = described(function)
 

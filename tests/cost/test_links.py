@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from poptorch._cost.links import UpdateExchange, Link, fitted, gather, ring
+from poptorch._cost.links import Link, UpdateExchange, fitted, gather, ring
 
 WIRE = Link(0.0, 1e9, copying=0.0, waking=0.0)
 """A link of 1 GB/s without latency."""

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from . import env, log, temporary_folders
 
-# The user does not choose torch's own folder: the variable has this value as soon as torch's
+# The user did not choose torch's own folder. The variable has this value as soon as torch's
 # compiler is imported, even for a trace.
 _TORCHS, _TORCHS_OWN = "of-torchs-compiler", "torchinductor_"
 _ROOT = 0

@@ -88,7 +88,9 @@ class _Recording:
     done: ForwardResult
     blocks: annotate.Recorder
 
-    def __init__(self, request: Request, reads: ValueReads, draws: Draws, outside: TensorsKeptOutside) -> None:
+    def __init__(
+        self, request: Request, reads: ValueReads, draws: Draws, outside: TensorsKeptOutside
+    ) -> None:
         self.request = request
         self.slots: list[Slot] = []
         self.overlaps: dict[str, str] = {}

@@ -98,7 +98,9 @@ class DictsOfThread:
         self._places = places
         self._paths = {part: path for path, part in root.named_modules()}
         self._mine: dict[tuple[nn.Module, str], _RecordingDict] = {}
-        by_dict: dict[int, _RecordingDict] = {}  # the user's module shares its dicts with the traced one
+        by_dict: dict[
+            int, _RecordingDict
+        ] = {}  # the user's module shares its dicts with the traced one
         for owner in dict.fromkeys((*root.modules(), users)):
             for holder in TENSOR_HOLDERS:
                 own = owner.__dict__[holder]

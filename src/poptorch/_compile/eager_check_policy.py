@@ -144,7 +144,7 @@ class EagerCheck:
     ) -> None:
         """Compare some updates with those of the user's own optimizer.
 
-        ``graphs``: the program's, some of which contain the update.
+        ``graphs``: the graphs of the program. Some of them contain the update.
 
         Raises:
             Error: they disagree, and the options turn this into an error.

@@ -110,7 +110,7 @@ def compile_plan(
 
 
 def _users_generator(plan: Plan) -> str | None:
-    """Return the line that draws from a generator of the user's, which compiled code does
+    """Return the line that draws from one of the user's generators, which compiled code does
     not support.
     """
     for graph in plan.program.graphs.values():

@@ -134,7 +134,10 @@ def saved(early: float, late: float, left: float, processes: int, link: Link) ->
     the work.
     """
     wire = replace(link, copying=0.0, waking=0.0)
-    whole, cut = UpdateExchange(late=((early + late,),)), UpdateExchange((early,), ((late,),), left=1.0)
+    whole, cut = (
+        UpdateExchange(late=((early + late,),)),
+        UpdateExchange((early,), ((late,),), left=1.0),
+    )
     waits = [own.seconds(left, processes, wire) for own in (whole, cut)]
     return waits[0] - waits[1] - 2 * link.waking
 

@@ -53,7 +53,7 @@ SETTINGS: Mapping[str, Any] = {
 
 
 def rules(graph: fx.Graph) -> Kernels:
-    """Return the kernels that compute operators of a graph faster than torch's."""
+    """Return our kernels that compute operators of a graph faster than torch does."""
     return {
         **_packed_rules(graph),
         **Convolutions(graph).kernels,

@@ -269,7 +269,7 @@ _refused: list[str] = []
 
 
 def _library(place: Path, compiler: str) -> Path:
-    """Return an empty library with the name of torch's, which is already loaded in the process.
+    """Return an empty library with the name of torch's library, which the process already loaded.
 
     Reading torch's library takes 0.3 of the 2.0 s for a perceptron.
     """

@@ -1,4 +1,4 @@
-"""Define our own kernels: a computation, and the condition under which it replaces torch's."""
+"""Define our own kernels: a computation, and the condition under which it replaces torch's code."""
 
 from __future__ import annotations
 

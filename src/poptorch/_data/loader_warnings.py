@@ -1,4 +1,4 @@
-"""Warn about remainders, arguments without effect, and counts that differ from the model's."""
+"""Warn about remainders, arguments without effect, and counts that the model does not share."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def _why_not(request: Request, micro: Micro) -> str | None:
     if request.precision.stochastic_rounding:
         return "it uses stochastic rounding"
     if request.precision.strided_group_norm:
-        return "the options select groups of channels that differ from PyTorch's"
+        return "the options select other groups of channels than PyTorch uses"
     if any(is_effect(node) and "host" in str(node.target) for node in nodes):
         return "it calls host functions"
     if any(map(is_control_flow, nodes)):

@@ -345,7 +345,7 @@ def _group_over(known: Collection[int], group: Mapping[str, Any]) -> dict[str, A
 
 
 def _copied(value: Any) -> Any:
-    """Return nested values that share no tensor and no container with the user's."""
+    """Return nested values that share no tensor and no container with the user's values."""
     if isinstance(value, OrderedDict):
         return copy.copy(value)  # hooks
 

@@ -207,7 +207,9 @@ class Adviser(NamedTuple):
             if micro % parts == 0
         ]
 
-    def _until_one_fits(self, before: Estimate, changes: Iterable[SettingChange]) -> list[PricedChange]:
+    def _until_one_fits(
+        self, before: Estimate, changes: Iterable[SettingChange]
+    ) -> list[PricedChange]:
         """Price changes until one makes the model fit; they come after those that keep its form."""
         made: list[PricedChange] = []
         for tried in self._priced(changes):

@@ -15,7 +15,7 @@ from .._compile import build, passes, registry
 from .._compile.compilation import Compilation
 from .._compile.eager_check_policy import EagerCheck
 from .._compile.stage_graphs import OptimizerGraphs
-from .._cost.links import UpdateExchange, Link
+from .._cost.links import Link, UpdateExchange
 from .._cost.operations import flops_of
 from .._ipu_systems import System
 from .._ir.block_labels import StagePass

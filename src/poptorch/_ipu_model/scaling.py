@@ -13,7 +13,7 @@ from typing import Any
 
 from .._base.errors import InvalidValue
 from .._base.tables import TextPart, size_text, time_text
-from .._cost.links import Collective, UpdateExchange, Link, ring
+from .._cost.links import Collective, Link, UpdateExchange, ring
 
 
 def tree(size: float, processes: int, link: Link, at_once: int = 1) -> float:
@@ -106,7 +106,9 @@ def _scaled(computing: float, processes: int, link: Link, own: UpdateExchange) -
     )  # fmt: skip
 
 
-def _remedies(computing: float, processes: int, link: Link, own: UpdateExchange) -> Iterator[Remedy]:
+def _remedies(
+    computing: float, processes: int, link: Link, own: UpdateExchange
+) -> Iterator[Remedy]:
     """Yield what a user can change. The algorithm of sums is not a choice of the user."""
 
     def remedy(change: str, exchanged: UpdateExchange, times: int = 1) -> Remedy:

@@ -61,7 +61,7 @@ class TracedParam:
 
 @dataclass(frozen=True)
 class TracedGroup:
-    """A parameter group like the user's, with leaves in place of tensors and numbers."""
+    """A copy of a parameter group, with leaves in place of tensors and numbers."""
 
     values: Mapping[str, Any]
     params: tuple[TracedParam, ...]

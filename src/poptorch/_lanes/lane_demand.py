@@ -67,7 +67,11 @@ class Demand:
         for node in reversed(self.graph.operators):
             if node not in self.varying:
                 continue
-            if node in self.summed and node not in self.with_lanes and not self.is_computed_inside(node):
+            if (
+                node in self.summed
+                and node not in self.with_lanes
+                and not self.is_computed_inside(node)
+            ):
                 self.with_lanes.add(node)
             if node in self.with_lanes:
                 if lane_sums.sum_of(node, self.varies):

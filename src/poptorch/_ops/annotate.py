@@ -16,7 +16,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 
 from .._base import private, source
 from .._base.thread_safety import holding, only_in_this_thread
-from .._ir.block_labels import META, OUTSIDE, Label, Visit, note_line, label_of, marks, relabel
+from .._ir.block_labels import META, OUTSIDE, Label, Visit, label_of, marks, note_line, relabel
 from .._ir.operators import functions_before, reachable
 
 ModuleListener = Callable[[nn.Module, Any, str], None]

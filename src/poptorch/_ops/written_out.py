@@ -133,7 +133,8 @@ def _shape(call: _DecomposedCall) -> tuple[int, ...] | None:
     """Return the common shape of all tensors of a call that are not numbers."""
     shapes: set[tuple[int, ...]] = set()
     fx.node.map_aggregate(
-        call.args, lambda each: shapes.add(each.shape) if isinstance(each, _ContiguousTensor) else None
+        call.args,
+        lambda each: shapes.add(each.shape) if isinstance(each, _ContiguousTensor) else None,
     )
     shapes.discard(())
     return shapes.pop() if len(shapes) == 1 else None
@@ -141,7 +142,11 @@ def _shape(call: _DecomposedCall) -> tuple[int, ...] | None:
 
 def _with_shape(call: _DecomposedCall, shape: tuple[int, ...]) -> _DecomposedCall:
     def changed(each: Any) -> Any:
-        return replace(each, shape=shape) if isinstance(each, _ContiguousTensor) and each.shape else each
+        return (
+            replace(each, shape=shape)
+            if isinstance(each, _ContiguousTensor) and each.shape
+            else each
+        )
 
     args = fx.node.map_aggregate(call.args, changed)
     return _DecomposedCall(call.function, repr(args), args)
@@ -173,7 +178,9 @@ def _traced(call: _DecomposedCall) -> fx.Graph:
 
     def function(tensors: list[torch.Tensor]) -> Any:
         return call.function(
-            *aggregate(call.args, lambda a: tensors[a.number] if isinstance(a, _ContiguousTensor) else a)
+            *aggregate(
+                call.args, lambda a: tensors[a.number] if isinstance(a, _ContiguousTensor) else a
+            )
         )
 
     aggregate: Any = fx.node.map_aggregate

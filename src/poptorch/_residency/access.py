@@ -121,7 +121,7 @@ def _announce(arguments: Any) -> None:
 
 
 def _warn_of_gradient(tensor: Any, frame: types.FrameType | None) -> None:
-    """Warn code that reads a gradient: the user's, or torch's ``step`` if the user calls it."""
+    """Warn if the user's code reads a gradient or calls torch's ``step``, which reads one."""
     announce = tensor.__dict__.get(_NAME)
     if announce is None or announce in _has_warned or frame is None:
         return

@@ -93,7 +93,7 @@ class Session:
         self.took = deque[float](maxlen=RECENT)  # seconds of the latest calls of a program
         self._spec: Spec  # all programs are compiled with these settings
         self._bound: BoundCall | None = None  # the last call
-        # The inputs of the first program. Shorter batches are divided into micro-batches of its size.
+        # The inputs of the first program. Shorter batches get micro-batches of the same size.
         self._usual: Inputs | None = None
         self.settings, self._progress = settings, progress
         self.sizes = VaryingSizes()

@@ -50,7 +50,7 @@ class Numbers(TorchFunctionMode):
         super().__init__()
         self._decide = decide
         self.memo: Memo | None = None  # may answer for an operator that another weight had
-        self.hosts: dict[int, Tensor] = {}  # traced parameters by identity of the user's
+        self.hosts: dict[int, Tensor] = {}  # traced parameters by the id of the user's tensor
         self.reached: set[int] = set()  # identities of those that code has used
         self.without_values: type | None = None  # class of all tensors of a step, if it is known
         self.memory_reads: MemoryReads | None = None

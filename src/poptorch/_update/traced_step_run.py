@@ -193,7 +193,7 @@ class StepRun:
         self.traced_params: dict[str, Tensor] = {}
         self.absent: list[Absent] = []
         self._paths: dict[int, str] = {}
-        self._hosts = inputs.hosts  # traced parameters by identity of the user's
+        self._hosts = inputs.hosts  # traced parameters by the id of the user's tensor
         self._hosts.clear()
         self.groups: list[_RecordingGroup] = []
         self.objects: list[Any] = []
@@ -285,8 +285,8 @@ class StepRun:
             }
 
     def _with_traced_params(self, value: Any) -> Any:
-        """Return nested values with traced parameters instead of the user's, and with their ``id``
-        instead of those of the user's.
+        """Return nested values in which traced parameters, and their ``id``, replace the user's
+        parameters, and the ``id`` of these.
         """
         if isinstance(value, Tensor):
             return self._hosts.get(id(value), value)

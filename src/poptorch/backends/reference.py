@@ -142,7 +142,9 @@ class Checked(Reference):
     executable = _CheckedExecutable
 
     def interpreted(self, graph: Graph) -> Compiled:
-        interpreter = stopwatch.OperatorInterpreter(accept_strides(prepare(written_out(graph))), _checked)
+        interpreter = stopwatch.OperatorInterpreter(
+            accept_strides(prepare(written_out(graph))), _checked
+        )
         return lambda arguments: interpreter.run(*arguments)
 
 

@@ -19,7 +19,7 @@ from .joint import class_of, members_of
 from .optimizer import Optimizer
 
 _CLASSES = [cls for kind in KINDS for cls in kind.classes]
-# Schedulers wrap ``step`` and thereby store it in the object.
+# Schedulers wrap ``step`` and store the wrapper in the object.
 _OF_OBJECTS = {"defaults", "state", "param_groups", "variable_attrs", "step"} | {
     *("ipu_state_is_dirty", "host_state_is_dirty"),
     *(name for cls in _CLASSES if issubclass(cls, Optimizer) for name in cls._own),

@@ -2,11 +2,11 @@
 
 from .exporting import check_export, export, export_for
 from .loading import fill, restore, resume
-from .saved_model import UserObjects, SavedModel, decode, encode, packed, random_state, read, save
+from .saved_model import SavedModel, UserObjects, decode, encode, packed, random_state, read, save
 
 __all__ = [
-    "UserObjects",
     "SavedModel",
+    "UserObjects",
     "check_export",
     "decode",
     "encode",

@@ -30,7 +30,10 @@ _NUMBERS = {name for kind in KINDS for name in ("betas", *kind.hypers)}
 
 @without_user_modes()
 def fill(
-    saved: SavedModel, model: nn.Module, optimizer: torch.optim.Optimizer | None, loss: object | None
+    saved: SavedModel,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | None,
+    loss: object | None,
 ) -> Callable[[], None]:
     """Restore the saved weights and hyper-parameters in the user's objects; return a function that
     undoes it.

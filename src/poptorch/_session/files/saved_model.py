@@ -130,7 +130,11 @@ def _digests(parts: Mapping[str, bytes]) -> bytes:
 
 @without_user_modes()
 def packed(
-    session: Session, objects: UserObjects | None, options: str, with_random: bool, pickled: bool = True
+    session: Session,
+    objects: UserObjects | None,
+    options: str,
+    with_random: bool,
+    pickled: bool = True,
 ) -> dict[str, bytes] | None:
     """Return the parts of a file of a compiled model; None for a process that writes no file.
 

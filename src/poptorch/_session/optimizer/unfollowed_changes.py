@@ -31,7 +31,7 @@ _STEPS = (
     "model are part of the steps"
 )
 _GONE = object()
-# What torch stores in an optimizer besides settings. Groups and ``step`` have their own checks.
+# What torch stores in an optimizer in addition to settings. Groups and ``step`` have other checks.
 _BOOKKEEPING = {"state", "param_groups", "defaults", "step"}
 _SCHEDULERS = torch.optim.lr_scheduler.__name__
 Matters = Callable[[], bool]
@@ -173,9 +173,8 @@ def _parameters(optimizer: torch.optim.Optimizer, matters: Matters) -> ChangeChe
             return
         now = identities()
         if len(now) != len(before):
-            yield (
-                f"the number of the optimizer's parameter groups was {len(before)} and is {len(now)}"
-            )
+            counts = f"was {len(before)} and is {len(now)}"
+            yield f"the number of the optimizer's parameter groups {counts}"
         for index, (old, new) in enumerate(zip(before, now, strict=False)):
             gone, come = len({*old} - {*new}), len({*new} - {*old})
             if gone or come:

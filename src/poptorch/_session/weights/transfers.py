@@ -173,7 +173,7 @@ class Transfers:
 
     @contextlib.contextmanager
     def _copying(self) -> Iterator[None]:
-        """Copy weights between host and device without treating this access as the user's."""
+        """Copy weights between host and device. This does not count as an access by the user."""
         self._is_copying = True
         try:
             yield
