@@ -62,7 +62,7 @@ def registerCustomArgParser(arg_data_type: type, arg_parser: ICustomArgParser | 
         raise InvalidType(
             "The first argument of registerCustomArgParser must be a class",
             got=repr(arg_data_type),
-            fix="pass the class of the objects, for example type(object)",
+            fix="pass the class of the objects: registerCustomArgParser(MyBatch, MyParser())",
         )
     if arg_parser is not None and not isinstance(arg_parser, ICustomArgParser):
         raise Error(

@@ -69,7 +69,7 @@ def _name(entry: Any) -> str:
         "Policy contains a name that is not a function of torch",
         got=repr(entry),
         fix=(
-            "use the function that is called, for example 'layer_norm' or "
+            "use the function that a layer calls, for example 'layer_norm' or "
             "torch.nn.functional.mse_loss"
         ),
     )

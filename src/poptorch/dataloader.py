@@ -332,8 +332,8 @@ class _RemoteIteration(Iterator[Any]):
             raise Error(
                 "A newer iterator over the same asynchronous loader has replaced this one",
                 fix=(
-                    "finish one loop before you start the next one, or use "
-                    "DataLoaderMode.Sync, or two loaders"
+                    "finish one loop before you start the next one",
+                    "or create a second loader, or pass mode=poptorch.DataLoaderMode.Sync",
                 ),
             )
         return self._consumer.next()

@@ -253,7 +253,7 @@ def _check_parameters(module: nn.Module) -> None:
             raise Error(
                 "A parameter whose class redefines operators cannot be compiled",
                 got=f"'{path}' is a {kind.__name__}, which defines __torch_dispatch__",
-                fix="use an nn.Parameter of a plain tensor, and convert it in forward",
+                fix="use nn.Parameter(tensor) with a plain tensor, and convert it in forward",
             )
 
 

@@ -72,8 +72,8 @@ class StreamPackingSampler(torch.utils.data.Sampler[list[int]]):
                     f"max_num_{what} must not be below max_num_graphs",
                     got=f"{limit} {what} for {max_num_graphs} graphs",
                     fix=(
-                        "pass a limit of at least max_num_graphs: one node and one edge are kept "
-                        "for each graph that a micro-batch can still take"
+                        "pass a limit of at least max_num_graphs, because one node and one edge "
+                        "are kept for each graph that a micro-batch can still take"
                     ),
                 )
         self.max_num_nodes, self.max_num_edges = max_num_nodes, max_num_edges

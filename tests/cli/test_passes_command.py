@@ -52,7 +52,7 @@ def test_the_list_has_columns(run: Callable[..., list[str]]) -> None:
     first = run()[0]
 
     assert first.split("  ")[-1].strip() == "what it does"
-    assert [each for each in ("pass", "room", "needs", "makes") if each not in first] == []
+    assert [each for each in ("pass", "package", "needs", "makes") if each not in first] == []
 
 
 def test_the_list_numbers_the_passes_in_their_order(run: Callable[..., list[str]]) -> None:

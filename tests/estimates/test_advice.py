@@ -297,7 +297,7 @@ def test_a_micro_batch_that_the_model_cannot_take_is_not_advised_and_the_log_say
     advice = estimate(Size(2, 512, 250000), model=Picky).advice
 
     assert [line for line in advice if "deviceIterations" in line.change] == []
-    assert "125000 samples per micro-batch could not be estimated: too few samples" in caplog.text
+    assert "because it could not be estimated: too few samples" in caplog.text
 
 
 def tutorial(advice: str = "", times: int = 1) -> Estimate:

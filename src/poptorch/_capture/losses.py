@@ -136,7 +136,7 @@ def _not_found(model: nn.Module, got: str) -> Error:
         fix=(
             "compute the loss in forward with a torch.nn loss and return it",
             (
-                "if you compute the loss yourself, mark it: poptorch.identity_loss(loss, "
+                "or, if you compute the loss yourself, mark it: poptorch.identity_loss(loss, "
                 "reduction='mean')"
             ),
             "or return the loss as the entry 'loss' of a dict or a dataclass",

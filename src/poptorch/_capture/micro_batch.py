@@ -450,8 +450,8 @@ def _register_hooks(request: Request, leaves: Mapping[str, torch.Tensor]) -> Non
         if parameter._post_accumulate_grad_hooks:
             raise Error(
                 "A hook that runs after gradient accumulation cannot be compiled",
-                got=f"register_post_accumulate_grad_hook on '{path}': a compiled program keeps no "
-                "grad that a hook could read",
+                got=f"register_post_accumulate_grad_hook on '{path}': a compiled program does not "
+                "set .grad, so a hook could not read it",
                 fix=(
                     (
                         "use a hook that changes the gradient of each micro-batch: "

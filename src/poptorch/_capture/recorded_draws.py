@@ -248,7 +248,7 @@ class Draws:
         if self._earlier is not None and state not in self._earlier.states:
             raise Error(
                 "forward sets the random state differently each time it runs",
-                got=f"{_name(func)} would draw the same numbers in every run of the program",
+                got=f"in the compiled program, {_name(func)} would draw the same numbers each time",
                 where=source.calling_line(),
                 fix=_UNSEEDED,
             )

@@ -332,7 +332,7 @@ class Checkpoints:
             raise Error(
                 "The processes of this job do not see the same checkpoint folder",
                 got=f"process {self._process} does not see {folder}, which process 0 created",
-                fix="use a folder on a file system that all hosts share",
+                fix="pass a folder on a file system that all hosts share to poptorch.Checkpoints",
             )
         self._writing = self._write(folder, own)
         if wait:

@@ -66,7 +66,7 @@ def check(states: Json, own: Sequence[Any] = ()) -> None:
             "The checkpoint was saved with a loader that has other random generators",
             got=f"{', '.join(map(str, kept)) or 'none'} in the checkpoint; "
             f"{', '.join(given) or 'none'} in the loader, its samplers and data sets",
-            fix="pass a loader that is constructed as in the run that saved the checkpoint",
+            fix="create the loader in the same way as in the run that saved the checkpoint",
         )
     for each, (_, content) in zip(own, states.get("own", []), strict=True):
         if not isinstance(each, torch.Generator) and not _has_layout_of(content, _state_of(each)):

@@ -125,7 +125,7 @@ class CompilerProcess:
             if outcome == STORED:
                 timing.log_times(self.process.pid, why)
             else:
-                log.engine.info("A graph could not be compiled in the second process: %s", why)
+                log.engine.info("A graph could not be compiled in the compiler process: %s", why)
         return outcomes
 
     def _exit_message(self) -> str:

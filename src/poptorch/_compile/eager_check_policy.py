@@ -271,7 +271,7 @@ def _disagreement(finding: _eager.Mismatch) -> Error:
 
 def _state_in_attributes(finding: _eager.Mismatch) -> Error:
     return Error(
-        "forward changes attributes that its next run depends on",
+        "forward changes attributes on which its next run depends",
         got=f"{finding.got}; the program always computes what the first call computed",
         where=finding.where,
         fix=(

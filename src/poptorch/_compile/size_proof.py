@@ -92,7 +92,7 @@ def prove(micro: _capture.Micro, request: _capture.Request, earlier: EarlierProg
     if not micro.conditions.hold(sizes):
         raise Excluded(f"the sizes {dict(sizes)} do not satisfy {micro.conditions}")
     if _changes_inputs(micro):
-        raise NotSymbolic("forward writes into its inputs")
+        raise NotSymbolic("forward changes its inputs in place")
     unchecked = along_symbols(micro.graph.module.graph)
     if unchecked is not None:
         line = line_of(unchecked)

@@ -43,7 +43,7 @@ def explained(error: Exception) -> Error | None:
         got="\n".join(complaints[:_SHOWN]),
         where=f"{cause.cmd[0]} failed on code that torch generated",
         fix=(
-            "check that the compiler works, and that there is enough disk space and memory",
+            "run poptorch doctor, which checks the compiler, the disk space and the memory",
             'or run the model without compiled code: options.backend("reference")',
         ),
     )

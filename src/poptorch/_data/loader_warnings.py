@@ -134,14 +134,17 @@ def _micro_batches(batches: int | None, group: int, drop_last: bool) -> None:
         if not drop_last:
             log.python.warning(
                 "The length of the batch sampler is unknown and drop_last=False: the last tensor "
-                "may be incomplete"
+                "may be incomplete. To drop an incomplete batch, pass drop_last=True"
             )
     elif left := batches % group:
         begin = f"The batch sampler yields {batches} micro-batches, one call takes {group}: the"
         if drop_last:
             log.python.info(f"{begin} last {left} are dropped")
         else:
-            log.python.warning(f"{begin} last {left} make the last tensor incomplete")
+            log.python.warning(
+                f"{begin} last {left} make the last tensor incomplete. To drop them, pass "
+                "drop_last=True"
+            )
 
 
 def without_effect(

@@ -79,7 +79,11 @@ class Adviser(NamedTuple):
                 yield PricedChange(change, self.price(change.settings), at)
             # forward may need the size of its batch, and raise any error
             except Exception as error:
-                log.python.info("Advice: %s could not be estimated: %s", change.text, error)
+                log.python.info(
+                    "There is no advice about '%s', because it could not be estimated: %s",
+                    change.text,
+                    error,
+                )
 
     def _steps(self) -> tuple[int, int]:
         """Return the micro-batches of a replica per update, or per call in inference, and their

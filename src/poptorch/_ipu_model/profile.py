@@ -306,7 +306,7 @@ def parse_budget(text: str) -> dict[str, float]:
             raise Error(
                 "The budget of poptorch report has an invalid format",
                 got=repr(part),
-                fix="for example memory=3%,cycles=1%",
+                fix="for example --budget memory=3%,cycles=1%",
             )
         allowed[match[1]] = float(match[2]) / 100
     return allowed

@@ -144,7 +144,7 @@ class Outcome(Future[Any]):
     def wait(self, limit: datetime.timedelta | None = None) -> None:
         seconds = None if limit is None else limit.total_seconds()
         if not (self.done() or concurrent.futures.wait([self], seconds).done):
-            raise RuntimeError("the messages are still on their way")
+            raise RuntimeError(f"the messages were not exchanged within {seconds} s")
         self.result()
 
 

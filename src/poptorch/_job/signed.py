@@ -52,10 +52,7 @@ class SignedStore:
         expected = self._digest(key, value.decode(errors="replace")).encode()
         if not hmac.compare_digest(signed[:_DIGITS], expected):
             raise StateError(
-                (
-                    "A message without a valid signature arrived where the processes of this job "
-                    "meet"
-                ),
+                "A process of this job received a message without a valid signature",
                 got=f"a value of {key} that is not signed with the secret of this job",
                 fix=(
                     "set POPTORCH_JOB_KEY to the same secret for all processes of the job",

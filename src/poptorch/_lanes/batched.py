@@ -189,7 +189,7 @@ def vectorised(call: BatchedCall) -> Any:
     try:
         results = iter(_over_lanes(one, dims, [call.values[node] for node in nodes]))
     except WritesInPlace as error:
-        raise NotVectorisable(f"side by side, it would write to a tensor: {error}") from error
+        raise NotVectorisable(f"with lanes, it would write to a tensor: {error}") from error
     except RuntimeError as error:  # torch's error for an operator that it cannot vectorise
         text = next(iter(str(error).splitlines()), type(error).__name__)
         raise NotVectorisable(text) from error

@@ -114,7 +114,7 @@ def _named(visit: Visit, placement: Placement) -> PlacedVisit:
             got=f"known blocks: {known or 'none'}",
             where=visit.line,
             fix=(
-                *(f"write {name!r} in both places, if that is what you mean" for name in close),
+                *(f"if you mean the block {name!r}, use this id here, too" for name in close),
                 "add the id of the block to one of the stages of the strategy",
             ),
         )

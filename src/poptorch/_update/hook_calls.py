@@ -32,7 +32,7 @@ def call_step(optimizer: Any, hooks: StepHooks, step: Callable[..., Any]) -> Non
         elif result is not None:
             raise Error(
                 "A hook before the optimizer's step returned neither None nor a pair",
-                got=type(result).__name__,
+                got=f"a result of type {type(result).__name__}",
                 where=definition_line(hook),
                 fix="return None, or the new arguments of step: (args, kwargs)",
             )
@@ -53,7 +53,7 @@ def _checked(hook: StepHook, optimizer: Any) -> Iterator[None]:
     if changed:
         raise Error(
             "A hook of the optimizer's step changes values that are not part of the step",
-            got=f"{', '.join(changed[:3])}; the compiled step runs no Python code",
+            got=f"{', '.join(changed[:3])}; the compiled step does not run the hook's Python code",
             where=definition_line(hook),
             fix=(
                 "let the hook change parameters, gradients, optimizer.state or "

@@ -341,7 +341,9 @@ class StepRun:
         if path is None:
             raise Error(
                 "The optimizer has state that is not the state of a parameter",
-                got=f"optimizer.state[{key!r}]" if not isinstance(key, Tensor) else "a tensor",
+                got="optimizer.state of a tensor that is not a parameter of the optimizer"
+                if isinstance(key, Tensor)
+                else f"optimizer.state[{key!r}]",
                 fix="store it in optimizer.param_groups[0], or in the state of each parameter",
             )
         put = self._put

@@ -43,7 +43,7 @@ def explained(error: Exception, graph: Graph, arguments: Sequence[Any]) -> Excep
         where=source.describe(*line) if line is not None else None,
         fix=(
             "print the operands of this operator: poptorch.ipu_print_tensor",
-            "call the model without the wrapper to see PyTorch's own traceback",
+            "or call the model without the wrapper to see PyTorch's own traceback",
         ),
     )
 

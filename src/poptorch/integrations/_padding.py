@@ -307,10 +307,10 @@ def _compared_rows(batch: NamedBatch) -> NamedBatch:
 
 def _groups(short: tuple[int, ...], long: tuple[int, ...], count: int) -> tuple[int | None, ...]:
     if len(short) != len(long):
-        raise ValueError(f"results of {len(short)} and of {len(long)} dimensions")
+        raise ValueError(f"a result has {len(short)} dimensions, and {len(long)} with longer rows")
     grown = [after - before for before, after in zip(short, long, strict=True)]
     if not all(0 <= each <= count for each in grown):
-        raise ValueError(f"results of the shapes {list(short)} and {list(long)}")
+        raise ValueError(f"a result has the shape {list(short)}, and {list(long)} with longer rows")
     return tuple(each - 1 if each else None for each in grown)
 
 

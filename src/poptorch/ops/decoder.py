@@ -51,7 +51,7 @@ def ctc_beam_search_decoder(
         0 <= blank < probs.shape[2] and 1 <= top_paths <= beam_width,
         "ctc_beam_search_decoder: a number is out of range",
         f"blank={blank}, beam_width={beam_width}, top_paths={top_paths}",
-        "let blank be the index of a class, and top_paths be at most beam_width",
+        f"pass a blank from 0 to {probs.shape[2] - 1}, and top_paths from 1 to beam_width",
     )
     paths: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = _ctc_beam_search(
         probs.detach(), lengths, blank, beam_width, top_paths

@@ -87,7 +87,7 @@ def checked(*later: str) -> Callable[[_Init], _Init]:
                         names[at - 1],
                     )
                 if len(args) > len(old) or {*old[: len(args)]} & kwargs.keys():
-                    raise TypeError(f"{cls}() got an argument twice, or too many of them")
+                    raise TypeError(f"{cls}() got an argument twice, or too many arguments")
             given = dict(zip(order, args, strict=False))
             _check(cls, types, given | kwargs)
             if order is old:

@@ -88,6 +88,6 @@ def _check(given: Sequence[torch.optim.Optimizer]) -> None:
     if len({*parameters}) != len(parameters):
         raise Error(
             "A parameter is in several optimizers of a model",
-            got=f"{len(parameters) - len({*parameters})} parameters occur more than once",
+            got=f"{len(parameters) - len({*parameters})} parameters are passed more than once",
             fix="pass each parameter to only one of the optimizers",
         )

@@ -140,5 +140,5 @@ def _integer(variable: str, default: str) -> int:
         raise InvalidValue(
             f"Environment variable {variable} is not an integer",
             got=repr(text),
-            fix=f"unset {variable}, or set it to a number: export {variable}={default}",
+            fix=f"unset {variable}, or set it to an integer: export {variable}={default}",
         ) from None

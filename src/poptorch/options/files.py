@@ -169,7 +169,7 @@ def _check_node(node: ast.AST, options: ast.AST) -> None:
         if not isinstance(node.value, (ast.Name, ast.Attribute, ast.Call)):
             raise ValueError(f"an attribute of {ast.unparse(node.value)}")
     if isinstance(node, ast.Call) and not isinstance(node.func, ast.Attribute):
-        raise ValueError("only calls of named setters are understood")
+        raise ValueError("only calls of named setters are allowed")
     if (isinstance(node, ast.keyword) and node.arg is None) or (
         isinstance(node, ast.Dict) and None in node.keys
     ):

@@ -494,7 +494,7 @@ def refuse_shared_inputs(
             if other != at and _overlap(given[at], tensor):
                 raise Error(
                     "An input that forward changes shares memory with another input",
-                    got=f"forward changes {paths[at]} in place, which shares memory with "
+                    got=f"forward changes {paths[at]} in place, and {paths[at]} shares memory with "
                     f"{paths[other]}",
                     fix=(
                         f"pass a copy of {paths[other]}: {paths[other]}.clone()",

@@ -91,7 +91,7 @@ class SavedModel:
                 "Invalid file",
                 got=(f"the objects in the file cannot be created: {type(error).__name__}: {error}"),
                 fix=(
-                    "make the module that defines the model importable, or create the model "
+                    "import the module that defines the model before loading, or create the model "
                     "yourself: poptorch.load(path, model=Net())"
                 ),
             ) from error
@@ -332,7 +332,7 @@ def encode(value: Any) -> Json:
 
 def _tensor_form(value: Any) -> Json:
     if not isinstance(value, torch.Tensor):
-        raise TypeError(f"{type(value).__qualname__} has no JSON form")
+        raise TypeError(f"a value of type {type(value).__qualname__} cannot be stored as JSON")
     return {"tensor": [json_codec.encode(value.dtype), list(value.shape)]}
 
 

@@ -280,8 +280,8 @@ class StateStore:
                 raise Error(
                     f"The values of '{self._slots[key].path}' cannot be read",
                     got=f"a tensor of shape {tuple(host.shape)} without memory for its values; "
-                    "the device keeps the values that it has",
-                    fix="give it values: module.to_empty(device='cpu'), then load_state_dict()",
+                    "the device keeps its present values",
+                    fix="create the values: module.to_empty(device='cpu'), then load_state_dict()",
                 )
 
     def _write_from(self, hosts: dict[str, torch.Tensor]) -> None:
