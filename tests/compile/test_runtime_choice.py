@@ -381,7 +381,7 @@ def without_an_equivalent(model: Having, x: torch.Tensor) -> torch.Tensor:
 
 REFUSED = [
     ("cannot be expressed", without_an_equivalent, normal(4)),
-    ("may fail because of a value", divided, torch.arange(6, dtype=torch.int32)),
+    ("may raise an error because of a value", divided, torch.arange(6, dtype=torch.int32)),
 ]
 
 

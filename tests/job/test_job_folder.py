@@ -199,7 +199,7 @@ def test_a_value_without_the_jobs_signature_is_refused(forged: str, store: Folde
     store.set("key", forged)
 
     with pytest.raises(
-        RuntimeError, match="A message without a valid signature arrived where the processes"
+        RuntimeError, match="A process of this job received a message without a valid signature"
     ):
         signed(store).get("key")
 

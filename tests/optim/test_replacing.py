@@ -91,7 +91,7 @@ def trained(make: Make) -> Trained:
 
 ADAM, SGD = of(optim.Adam, lr=0.01), of(optim.SGD, lr=0.1)
 ADAMW = of(optim.AdamW, lr=0.1)
-CONSTANT = "constant but do not match"
+CONSTANT = "compiled as constant has changed"
 BETAS = (
     r"'betas' of parameter group 0 is 0.5, but was 0.9 when the model was compiled"
     r"(?s:.*)markAsVariable\('betas'\)"
