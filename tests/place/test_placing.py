@@ -138,7 +138,7 @@ REFUSED = [
 
 def test_a_typo_in_a_block_s_id_names_the_nearest_one() -> None:
     steps, strategy = (("A", 0), ("decoder", 1)), PipelinedExecution(Stage("A"), Stage("decodr"))
-    with pytest.raises(AssertionError, match="write 'decodr' in both places"):
+    with pytest.raises(AssertionError, match="the block 'decodr' of the strategy"):
         chain(*steps, strategy=strategy)
 
 

@@ -114,7 +114,10 @@ def _named(visit: Visit, placement: Placement) -> PlacedVisit:
             got=f"known blocks: {known or 'none'}",
             where=visit.line,
             fix=(
-                *(f"if you mean the block {name!r}, use this id here, too" for name in close),
+                *(
+                    f"use the same id in both places, if this is the block {name!r} of the strategy"
+                    for name in close
+                ),
                 "add the id of the block to one of the stages of the strategy",
             ),
         )
