@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "ARCHITECTURE.md"
 BEGIN, END = "<!-- scripts/files_table.py -->\n", "<!-- end of the files -->\n"
-_ROOM, _PACKAGE = "__init__.py", "poptorch"
+_INIT, _PACKAGE = "__init__.py", "poptorch"
 
 
 def first_paragraph(path: Path) -> str:
@@ -32,7 +32,7 @@ def folders() -> Iterator[tuple[Path, list[Path]]]:
     source = ROOT / "src"
     paths = [path for suffix in ("py", "toml") for path in source.rglob(f"*.{suffix}")]
     for folder in sorted({path.parent for path in paths}, key=_name):
-        yield folder, sorted(p for p in paths if p.parent == folder and p.name != _ROOM)
+        yield folder, sorted(p for p in paths if p.parent == folder and p.name != _INIT)
 
 
 def _name(folder: Path) -> str:
@@ -46,7 +46,7 @@ def as_text() -> str:
         title = f"`{_name(folder)}`" if _name(folder) else "Directly in `poptorch/`"
         rows = [f"| `{file.name}` | {_cell(first_paragraph(file))} |" for file in files]
         table = ["", "| file | what it does |", "|---|---|", *rows] if rows else []
-        parts.append("\n".join([f"### {title}", "", first_paragraph(folder / _ROOM), *table]))
+        parts.append("\n".join([f"### {title}", "", first_paragraph(folder / _INIT), *table]))
     return "\n\n".join(["", *parts, ""])
 
 

@@ -1,4 +1,4 @@
-"""Warn about remainders, arguments without effect, and counts that the model does not share."""
+"""Warn about remainders, arguments without effect, and different counts of a loader and a model."""
 
 from __future__ import annotations
 
