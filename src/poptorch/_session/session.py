@@ -728,4 +728,4 @@ def _without_symbolic_form(error: Exception) -> str:
     what_failed = f"{title}: {got.strip()}" if got else title
     line = source.raising_line(error)
     where = f", in {line}" if line else ""
-    return f"torch has no symbolic form of what forward does ({what_failed}){where}"
+    return f"torch cannot trace forward with symbolic sizes ({what_failed}){where}"
