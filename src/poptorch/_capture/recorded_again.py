@@ -41,7 +41,7 @@ _WRITING = {aten.copy_.default, aten.fill_.Scalar, aten.fill_.Tensor, aten.zero_
 _DEPENDS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
 
-def quickly(mode: Any) -> contextlib.AbstractContextManager[object]:
+def reusing_recorded_calls(mode: Any) -> contextlib.AbstractContextManager[object]:
     """Within the block, record repeated calls on tensors of a mode quickly, in this thread."""
     results = KnownResults.of(mode)
     if results is None or is_left_out(REPEATED_CALLS):
@@ -91,9 +91,9 @@ class _Calls:
         self._results = results
         self._slot, self._set_slot = private.get_proxy_slot, private.set_proxy_slot
         self._known: dict[tuple[Any, ...], CallResults | None] = {}
-        self._pointwise: dict[tuple[Any, ...], CallResults] = {}  # of some shape
+        self._pointwise: dict[tuple[Any, ...], CallResults] = {}  # calls on some shape
         self._describes = private.optional("extract_tensor_metadata")
-        self._names: dict[Any, str] = {}  # of nodes, by operator
+        self._names: dict[Any, str] = {}  # names of nodes, by operator
         self._whole = set[Any]()  # operators with one result that are not decomposed
         self._with_inputs = set[Any]()  # operators at whose nodes torch notes the inputs, too
 
