@@ -65,12 +65,10 @@ gc.disable()
 import pytest  # noqa: E402
 
 pytest.register_assert_rewrite("helpers")  # what fails there says so with its values
-import torch  # noqa: E402
 
 from helpers import compiled, selection  # noqa: E402
 
 compiled.watch()  # before anything is compiled, by a fixture of a file for one
-torch.set_num_threads(1)  # tests are small and run at the same time
 # Hundreds of records without a text, which would hide what else a test that fails has logged. A
 # filter, because pytest also listens to loggers that do not pass their records on.
 logging.getLogger("torch.__trace").addFilter(lambda record: False)
@@ -94,7 +92,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
     Before a first run, files have no byte code with pytest's assertions. This way each of two
     workers makes that of one half, which takes seven seconds for all, and reads that of the other.
+    The process that starts the workers does not import torch, which would let them start later.
     """
+    if _WORKER or config.getoption("dist", "no") == "no":
+        import torch
+
+        torch.set_num_threads(1)  # tests are small and run at the same time
     of_a_worker = re.fullmatch(r"gw\d*[13579]", _WORKER)
     if of_a_worker and config.args == config.getini("testpaths"):
         files = (config.rootpath / "tests").rglob("test_*.py")
@@ -185,6 +188,8 @@ def _held() -> set[float]:
 @pytest.fixture(autouse=True)
 def _process() -> Generator[None, None, None]:
     """A fixed seed; and what a test has set for the whole process is as before."""
+    import torch
+
     from poptorch import setLogLevel
     from poptorch._base import log
 

@@ -1,5 +1,6 @@
 """A graph is cut where its layers repeat, if this saves enough."""
 
+import functools
 from collections import Counter
 from collections.abc import Callable
 
@@ -33,8 +34,9 @@ def chain_of(repeated: Repeated) -> PieceChain | None:
     return cut(*graph(repeated.step, tensors), tensors)
 
 
+@functools.cache
 def chain_for_many_sizes(repeated: Repeated) -> PieceChain | None:
-    """Cut a graph whose last input has rows of any length."""
+    """Cut a graph whose last input has rows of any length; tracing it takes seconds."""
     module, places, slots = graph_for_many_sizes(repeated.step, repeated.tensors(), dim=1)
     symbols = Symbols(example_sizes(slots))
     inputs = [symbols.tensor(slot) for slot in slots]
