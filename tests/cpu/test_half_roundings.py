@@ -32,3 +32,24 @@ def test_a_product_in_half_precision_is_no_rounding_of_its_operands() -> None:
 
     module, _ = graph(product, [torch.randn(3, 4), torch.randn(4, 2)])
     assert not rounds_to_half(module.graph)
+
+
+def compensated(
+    total: torch.Tensor, lost: torch.Tensor, x: torch.Tensor
+) -> tuple[Tensors, Tensors]:
+    added = x - lost
+    new = total + added
+    return [new, (new - total) - added], []
+
+
+@HALVES
+def test_a_compensated_sum_in_half_precision_is_that_of_eager_torch(half: torch.dtype) -> None:
+    check(compensated, [torch.randn(64).to(half) for _ in range(3)])
+
+
+def test_a_difference_of_independent_values_needs_no_rounding() -> None:
+    def rotated(x: torch.Tensor, c: torch.Tensor, s: torch.Tensor) -> tuple[Tensors, Tensors]:
+        return [x * c - x.flip(0) * s], []
+
+    module, _ = graph(rotated, [torch.randn(6).bfloat16() for _ in range(3)])
+    assert not rounds_to_half(module.graph)

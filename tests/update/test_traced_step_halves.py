@@ -60,6 +60,22 @@ class Arithmetic(T.Optimizer):
                 p.addmm_(tall, wide, alpha=rate * 1e-2, beta=1 - rate * 1e-2)
 
 
+class Compensated(T.Optimizer):
+    """Descends, and keeps what the last sum of weight and gradient has lost in its rounding."""
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                state = self.state[p]
+                if not state:
+                    state["lost"] = torch.zeros_like(p)
+                change = -p.grad - state["lost"]
+                new = p + change
+                state["lost"].copy_((new - p) - change)
+                p.copy_(new)
+
+
 MAKE = {
     "Lion": lambda p: traced.Lion(p, lr=0.0013, weight_decay=0.1),
     "NAdam": lambda p: T.NAdam(p, lr=0.0013, weight_decay=0.1, eps=1e-4),
@@ -131,6 +147,18 @@ def test_compiled_steps_of_weights_in_half_are_those_of_eager_torch_within_round
     pair = Pair(MAKE[name], torch.bfloat16, "inductor")
     pair.steps()
     pair.assert_alike(rtol=0, atol=relative(1, STEPS, torch.bfloat16))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["reference", "inductor"])
+def test_what_a_sum_in_half_has_lost_is_that_of_eager_torch(backend: str) -> None:
+    pair = Pair(lambda p: Compensated(p, {}), torch.bfloat16, backend)
+    pair.steps()
+
+    lost = pair.optimizer.state_dict()["state"][0]["lost"]
+    expected = pair.eager_optimizer.state_dict()["state"][0]["lost"]
+    assert expected.count_nonzero() > 0
+    torch.testing.assert_close(lost, expected, rtol=0, atol=0)
 
 
 def test_products_of_muon_in_bfloat16_round_like_those_of_eager_torch() -> None:

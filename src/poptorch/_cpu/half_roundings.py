@@ -1,7 +1,9 @@
-"""Find values that a program rounds to half precision and continues to use in float32.
+"""Find values whose rounding to half precision decides what a program computes from them.
 
-By default, torch's compiler leaves out the rounding if one kernel computes both conversions. A
-difference to the rounded value, as in compensated summation, is then zero.
+By default, torch's compiler leaves out a rounding if one kernel computes the value and what reads
+it. A difference to the rounded value, as in compensated summation, is then zero. Such differences
+are found if a program converts a value to half precision and back, or if it computes in half
+precision. Other results only differ by about as much as the rounding of half precision itself.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from .._ir.operators import RESHAPES
+from .._ir.operators import RESHAPES, is_pointwise, reachable
 
 aten = torch.ops.aten
 
@@ -20,10 +22,16 @@ _MOVES = RESHAPES | {
     aten.permute.default,
     aten.expand.default,
 }
+_CONVERSIONS = {aten._to_copy.default, aten.copy.default, aten.copy_.default}
 _HALVES = {torch.float16, torch.bfloat16}
 
 
 def rounds_to_half(graph: fx.Graph) -> bool:
+    """Return whether such a value is in a graph."""
+    return _converts_back(graph) or any(map(_is_remainder, graph.nodes))
+
+
+def _converts_back(graph: fx.Graph) -> bool:
     """Return whether a conversion from float32 to half precision is followed by its reverse."""
     rounded: set[fx.Node] = set()
     for node in graph.nodes:
@@ -39,3 +47,30 @@ def rounds_to_half(graph: fx.Graph) -> bool:
         elif node.target in _MOVES and source in rounded:
             rounded.add(node)
     return False
+
+
+def _is_remainder(node: fx.Node) -> bool:
+    """Return whether a node subtracts a value from another one that is computed from it, element by
+    element and in half precision, as ``(a + b) - a`` does.
+    """
+    operands = [each for each in node.args if isinstance(each, fx.Node)]
+    if node.target is not aten.sub.Tensor or len(operands) < 2:
+        return False
+    one, other = operands
+    return _rounds_between(one, other) or _rounds_between(other, one)
+
+
+def _rounds_between(result: fx.Node, source: fx.Node) -> bool:
+    before = reachable([result], _operands)
+    return result is not source and source in before and any(map(_rounds, before - {source}))
+
+
+def _operands(node: fx.Node) -> list[fx.Node]:
+    by_element = is_pointwise(node) or node.target in _MOVES
+    return node.all_input_nodes if by_element else []
+
+
+def _rounds(node: fx.Node) -> bool:
+    value = node.meta.get("val")
+    in_half = isinstance(value, torch.Tensor) and value.dtype in _HALVES
+    return in_half and is_pointwise(node) and node.target not in _CONVERSIONS
