@@ -128,7 +128,8 @@ def described(function: Callable) -> list[str]:
         value = node.meta.get("val")
         values = value if isinstance(value, (list, tuple)) else [value]
         kinds = [(v.shape, v.stride(), v.dtype) for v in values if v is not None]
-        rest = {name: node.meta.get(name) for name in ("custom", "stack_trace", "tensor_meta")}
+        notes = ("custom", "stack_trace", "tensor_meta", "original_aten")
+        rest = {name: node.meta.get(name) for name in notes}
         lines.append(f"{node.format_node()} {kinds} {rest}")
     return lines
 
@@ -165,6 +166,23 @@ def test_torch_is_asked_once_for_each_kind_of_call(stored_answers: Counter[Any])
 
     answers = stored_answers[torch.ops.aten.relu.default]
     assert answers == 1, f"{answers} answers of torch about relu are stored; 0: none is reused"
+
+
+def test_calls_like_an_earlier_one_do_not_reach_torchs_mode(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answered, usual = [], recorded_again._Calls.again
+
+    def again(calls: Any, func: Any, *rest: Any) -> Any:
+        result = usual(calls, func, *rest)
+        answered.append((func, result is not NotImplemented))
+        return result
+
+    monkeypatch.setattr(recorded_again._Calls, "again", again)
+    described(layers)
+
+    relu = torch.ops.aten.relu.default
+    assert [done for func, done in answered if func is relu] == [False, True, True]
 
 
 def test_torch_is_asked_once_about_an_operator_that_writes_its_first_argument(

@@ -132,6 +132,12 @@ class KnownResults:
         dense = result.layout is torch.strided and not result._has_symbolic_sizes_strides
         return dense and result.fake_device == _HOST and not (result.is_conj() or result.is_neg())
 
+    def fresh(self, shape: Sequence[int], dtype: torch.dtype | None) -> torch.Tensor:
+        """Return a tensor with its own memory."""
+        with self._without_modes(self._mode):
+            part = torch.empty(tuple(shape), dtype=dtype, device="meta")
+        return self._of_mode(part)  # type: ignore[no-any-return]
+
     def created(
         self, outcome: CallResults, tensors: list[torch.Tensor]
     ) -> list[torch.Tensor | None]:

@@ -350,7 +350,7 @@ def _symbols(request: Request) -> Symbols | None:
 
 def _without_values(request: Request) -> list[torch.Tensor]:
     mode = trace.fake_mode()
-    return [trace.fake_tensor(mode, slot.shape, slot.dtype) for slot in request.inputs]
+    return trace.fake_tensors(mode, ((slot.shape, slot.dtype) for slot in request.inputs))
 
 
 def _constant_state(request: Request) -> dict[int, torch.Tensor]:

@@ -20,7 +20,8 @@ import itertools
 import operator
 import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any
 
@@ -28,6 +29,7 @@ import torch
 from torch import fx
 
 from .._base import private
+from .._base.thread_safety import holding
 from .._ir.compiler_pass import is_left_out
 from .._ir.operators import Operator, call_draws
 from .._ops.pointwise_results import likeness, model_of
@@ -37,15 +39,18 @@ REPEATED_CALLS = "repeated calls"
 aten = torch.ops.aten
 
 _INPUTS = "eager_input_vals"
+_calls: ContextVar[_Calls | None] = ContextVar("poptorch_calls", default=None)
 _WRITING = {aten.copy_.default, aten.fill_.Scalar, aten.fill_.Tensor, aten.zero_.default}
 _DEPENDS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
 
-def reusing_recorded_calls(mode: Any) -> contextlib.AbstractContextManager[object]:
+@contextlib.contextmanager
+def reusing_recorded_calls(mode: Any) -> Iterator[None]:
     """Within the block, record repeated calls on tensors of a mode quickly, in this thread."""
     results = KnownResults.of(mode)
     if results is None or is_left_out(REPEATED_CALLS):
-        return contextlib.nullcontext()
+        yield
+        return
     calls, thread = _Calls(results), threading.get_ident()
     without_functions = private.optional("DisableTorchFunction") or contextlib.nullcontext
 
@@ -65,16 +70,35 @@ def reusing_recorded_calls(mode: Any) -> contextlib.AbstractContextManager[objec
         with without_functions():  # they would be asked about each attribute that is read here
             return calls.record(proxy_mode.tracer, func, args, kwargs, by_torch)
 
-    return private.replacing({"proxy_call": proxy_call})
+    with (
+        private.replacing({"proxy_call": proxy_call}) as replaced,
+        holding(_calls, calls if replaced else None),
+    ):
+        yield
+
+
+def call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call an operator that does not draw, from a mode above torch's. If a call like it was
+    recorded, torch's mode need not be entered.
+    """
+    calls = _calls.get()
+    if calls is None or not _is_usual(func):
+        return func(*args, **kwargs)
+    result = calls.again(func, args, kwargs)
+    return func(*args, **kwargs) if result is NotImplemented else result
 
 
 def _is_plain(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-    if not isinstance(func, Operator) or (func._schema.is_mutable and not _writes_first(func)):
-        return False
-    return _DEPENDS.isdisjoint(func.tags) and not call_draws(func, args, kwargs)
+    return _is_usual(func) and not call_draws(func, args, kwargs)
 
 
 @functools.cache
+def _is_usual(func: Any) -> bool:
+    if not isinstance(func, Operator) or (func._schema.is_mutable and not _writes_first(func)):
+        return False
+    return _DEPENDS.isdisjoint(func.tags)
+
+
 def _writes_first(func: Any) -> bool:
     """Return whether an operator writes over the elements of its first argument and returns it."""
     if torch.Tag.pointwise not in func.tags and func not in _WRITING:
@@ -90,6 +114,7 @@ class _Calls:
     def __init__(self, results: KnownResults) -> None:
         self._results = results
         self._slot, self._set_slot = private.get_proxy_slot, private.set_proxy_slot
+        self._proxy_mode = private.get_proxy_mode
         self._known: dict[tuple[Any, ...], CallResults | None] = {}
         self._pointwise: dict[tuple[Any, ...], CallResults] = {}  # calls on some shape
         self._describes = private.optional("extract_tensor_metadata")
@@ -120,6 +145,39 @@ class _Calls:
         known = self._known[key]
         if known is None:
             return by_torch()
+        return self._recorded(tracer, func, args, kwargs, tensors, slots, known, {})
+
+    def again(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Record a call for torch's tracer, before torch asks its mode. Return NotImplemented if no
+        call like it was recorded.
+        """
+        proxy_mode = self._proxy_mode()
+        if proxy_mode is None or proxy_mode.pre_dispatch:
+            return NotImplemented
+        tracer = proxy_mode.tracer
+        try:
+            key, tensors = self._results.described(func, args, kwargs)
+            known = self._known.get(key)
+            if known is None:
+                return NotImplemented
+            slots = {id(each): self._slot_of(each, tracer) for each in tensors}
+        except Unlike:
+            return NotImplemented
+        notes = {"original_aten": func}  # as torch's mode notes
+        return self._recorded(tracer, func, args, kwargs, tensors, slots, known, notes)
+
+    def _recorded(
+        self,
+        tracer: Any,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        tensors: list[torch.Tensor],
+        slots: dict[int, Any],
+        known: CallResults,
+        notes: dict[str, Any],
+    ) -> Any:
+        """Create the node and the results of a call."""
 
         def node_of(value: Any) -> Any:
             if isinstance(value, torch.Tensor):
@@ -128,10 +186,25 @@ class _Calls:
                 return type(value)(map(node_of, value))
             return value
 
-        nodes = {name: node_of(value) for name, value in kwargs.items()}
-        node = self._node(tracer, func, node_of(args), nodes, self._names[func])
+        named = {name: node_of(value) for name, value in kwargs.items()}
+        node = self._node(tracer, func, node_of(args), named, self._names[func])
         kind = type(next(iter(slots.values())))
-        return self._noted(known, tracer, node, tensors, kind)
+        made, snapshots = self._results.created_twice(known, tensors)
+        if known.several is None:
+            nodes = [node]
+        else:
+            node.meta.update(notes, val=known.several(snapshots))
+            parts = range(len(made))
+            nodes = [self._node(tracer, operator.getitem, (node, at), {}) for at in parts]
+        for each, snapshot, place, result in zip(
+            made, snapshots, nodes, known.results, strict=True
+        ):
+            place.meta.update(notes)
+            if each is not None and result is not None:
+                place.meta["val"] = snapshot
+                place.meta["tensor_meta"] = result.described
+                self._set_slot(each, tracer, kind(fx.Proxy(place, tracer), None))
+        return made[0] if known.several is None else known.several(made)
 
     def _slot_of(self, tensor: torch.Tensor, tracer: Any) -> Any:
         slot = self._slot(tensor, tracer, None)
@@ -195,31 +268,6 @@ class _Calls:
         if func in self._with_inputs or not isinstance(tracer, fx.Tracer):
             return tracer.create_node("call_function", func, args, kwargs, name)  # type: ignore[no-any-return]
         return fx.Tracer.create_node(tracer, "call_function", func, args, kwargs, name)
-
-    def _noted(
-        self,
-        known: CallResults,
-        tracer: Any,
-        node: fx.Node,
-        tensors: list[torch.Tensor],
-        kind: Any,
-    ) -> Any:
-        """Return the results of a call, and note them on its node."""
-        made, snapshots = self._results.created_twice(known, tensors)
-        if known.several is None:
-            nodes = [node]
-        else:
-            node.meta["val"] = known.several(snapshots)
-            parts = range(len(made))
-            nodes = [self._node(tracer, operator.getitem, (node, at), {}) for at in parts]
-        for each, snapshot, place, result in zip(
-            made, snapshots, nodes, known.results, strict=True
-        ):
-            if each is not None and result is not None:
-                place.meta["val"] = snapshot
-                place.meta["tensor_meta"] = result.described
-                self._set_slot(each, tracer, kind(fx.Proxy(place, tracer), None))
-        return made[0] if known.several is None else known.several(made)
 
 
 def _layout(tensor: torch.Tensor) -> tuple[torch.Size, tuple[int, ...]]:

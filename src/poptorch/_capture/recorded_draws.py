@@ -31,7 +31,7 @@ from .._base.nested_values import with_tensors
 from .._ir.operators import Operator, call_draws, generator_of
 from .._ops.dispatch import answering
 from .._ops.draws import DEVICE, Draw, marked
-from . import seeded_draws
+from . import recorded_again, seeded_draws
 from .recorded import body_draws
 from .replaced_tensors import changed
 from .trace import untraced, without_data
@@ -163,7 +163,7 @@ class Draws:
         if not isinstance(func, Operator):
             return self._called(func, args, kwargs)
         if not call_draws(func, args, kwargs):
-            return func(*args, **kwargs)
+            return recorded_again.call(func, args, kwargs)
         stream = self._stream(func, args, kwargs)
         state = _bytes(stream.get_state())
         if state in self._made:

@@ -13,7 +13,7 @@ import logging
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any
 
@@ -28,6 +28,7 @@ from .._ir.graph import lazily
 from .._ir.tensors import Tensors
 from .._ops import annotate, effects
 from . import purity, recorded_again
+from .known_results import KnownResults
 from .recorded_calls import recorded_calls
 
 aten = torch.ops.aten
@@ -41,8 +42,18 @@ def fake_mode() -> Any:
 
 
 def fake_tensor(mode: Any, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    (tensor,) = fake_tensors(mode, [(shape, dtype)])
+    return tensor
+
+
+def fake_tensors(
+    mode: Any, kinds: Iterable[tuple[Sequence[int], torch.dtype]]
+) -> list[torch.Tensor]:
+    results = KnownResults.of(mode)
+    if results is not None:
+        return [results.fresh(*each) for each in kinds]
     with mode:
-        return torch.empty(tuple(shape), dtype=dtype)
+        return [torch.empty(tuple(shape), dtype=dtype) for shape, dtype in kinds]
 
 
 @contextlib.contextmanager
@@ -125,8 +136,7 @@ def fill_in_values(
     from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
     mode = fake_mode()
-    fakes = [fake_tensor(mode, shape, dtype) for shape, dtype in inputs]
-    FakeTensorProp(module, mode).propagate_dont_convert_inputs(*fakes)
+    FakeTensorProp(module, mode).propagate_dont_convert_inputs(*fake_tensors(mode, inputs))
 
 
 def untraced() -> contextlib.AbstractContextManager[None]:

@@ -22,7 +22,7 @@ def lower(source: SlotFunction, stochastic: bool = False, runs: bool = True) -> 
         return [results[slot.key] for slot in source.outputs]
 
     mode = trace.fake_mode()
-    inputs = [trace.fake_tensor(mode, slot.shape, slot.dtype) for slot in source.inputs]
+    inputs = trace.fake_tensors(mode, ((slot.shape, slot.dtype) for slot in source.inputs))
     module, constants = trace.trace(flat, inputs, stochastic=stochastic, runs=runs, plain=True)
     assert not constants, f"{source.name} captured tensors from outside"
     return Graph(source.name, module, source.inputs, source.outputs)
