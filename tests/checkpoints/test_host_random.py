@@ -73,7 +73,7 @@ def test_numbers_out_of_range_are_refused() -> None:
     states = host_random.state([generator])
     states["own"][0][1]["state"]["inc"] = -1
 
-    with pytest.raises(ValueError, match="no state of Generator"):
+    with pytest.raises(ValueError, match="not a state of Generator"):
         host_random.check(states, [generator])
 
 

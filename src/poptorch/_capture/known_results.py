@@ -39,7 +39,7 @@ class CallResults:
     """What a call returns."""
 
     results: tuple[Result | None, ...]
-    several: type | None  # of what holds the results, if it is not a tensor
+    several: type | None  # type of the container of the results; None for a tensor
     viewed: int | None  # the tensor among the arguments whose memory the results have
     written: bool = False  # whether the result is the first argument, which was written
 

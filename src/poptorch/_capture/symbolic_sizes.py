@@ -72,7 +72,7 @@ def _is_instance(value: object, kinds: Any) -> bool:
 
 
 class NumberClass(type):
-    """The class of classes that stand for ``int`` and ``float``. A size that is converted to one of
+    """The class of classes that replace ``int`` and ``float``. A size that is converted to one of
     them stays symbolic.
     """
 
@@ -93,11 +93,11 @@ class NumberClass(type):
         return issubclass(kind, cls.of)
 
     def __eq__(cls, other: object) -> bool:
-        """Return whether this stands for another class."""
+        """Return whether this replaces another class."""
         return other is cls or other is cls.of
 
     def __hash__(cls) -> int:
-        """Return the hash of the class for which this stands."""
+        """Return the hash of the class that this replaces."""
         return hash(cls.of)
 
 

@@ -70,7 +70,7 @@ def check(states: Json, own: Sequence[Any] = ()) -> None:
         )
     for each, (_, content) in zip(own, states.get("own", []), strict=True):
         if not isinstance(each, torch.Generator) and not _has_layout_of(content, _state_of(each)):
-            raise ValueError(f"no state of {type(each).__name__}: {content!s:.80}")
+            raise ValueError(f"this is not a state of {type(each).__name__}: {content!s:.80}")
         if isinstance(each, torch.Generator):
             _restore(torch.Generator(), content)
 
