@@ -1,5 +1,7 @@
 """Values of nodes are derived from the inputs of a graph, once for all operands that are alike."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
@@ -17,7 +19,9 @@ class Counting(TorchDispatchMode):
         super().__init__()
         self.calls, self._target = 0, target
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
         self.calls += func is self._target
         return func(*args, **(kwargs or {}))
 
