@@ -61,6 +61,24 @@ def test_compiled_code_gives_results_of_integers_the_type_that_eager_torch_gives
     torch.testing.assert_close(found, WHOLE[name](x))
 
 
+# Functions of operators that are corrected for other operands, and written out by torch for these.
+OTHERS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "difference from a number": lambda x: 1 - x.float(),
+    "any of two dimensions": lambda x: (x > 1).view(1, 3).any(dim=(0, 1)),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_operands_that_need_no_correction_are_compiled(name: str) -> None:
+    x = torch.tensor([1, 2, 3])
+
+    model = poptorch.inferenceModel(Calling(OTHERS[name]), options().backend("optimise"))
+    found = model(x)
+
+    assert model._executable.report().backend == "inductor"
+    torch.testing.assert_close(found, OTHERS[name](x))
+
+
 @pytest.mark.parametrize("expanded", [True, False])
 def test_an_expanded_tensor_is_copied_before_it_is_written_to(expanded: bool) -> None:
     tensor = torch.zeros(1, 4).expand(3, 4) if expanded else torch.zeros(3, 4)

@@ -301,7 +301,7 @@ def _compile(
     if written is not None:
         replacements = {**replacements, "load_pybinding_async": chains.collecting(written)}
     with private.settings(settings), private.replacing(replacements):
-        table = {**private.select_decomp_table(), **decompositions(CORRECTIONS)}
+        table = decompositions(CORRECTIONS, private.select_decomp_table())
         lowered = lower(module, places, inputs, rules(module.graph), table)
         tracing = private.tracing(private.TracingContext(mode))
         with tracing, torch.no_grad():

@@ -12,10 +12,13 @@ from .kernels import Kernel, Kernels, when
 aten = torch.ops.aten
 
 
-def _is_whole(first: torch.Tensor, second: object, **_: Any) -> bool:
-    """Return whether a tensor of integers or flags meets a complex number."""
-    whole = not (first.is_floating_point() or first.is_complex())
-    return whole and isinstance(second, complex)
+def _is_whole(first: torch.Tensor | complex, second: object, **_: Any) -> bool:
+    """Return whether a tensor of integers or flags meets a complex number. The first operand is a
+    number where torch has written a difference from a number as ``sub``.
+    """
+    if not isinstance(first, torch.Tensor) or not isinstance(second, complex):
+        return False
+    return not (first.is_floating_point() or first.is_complex())
 
 
 def _in_complex(operator: Any) -> Kernel:

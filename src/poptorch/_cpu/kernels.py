@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 
@@ -35,15 +36,24 @@ def when(condition: Callable[..., bool]) -> Callable[[Callable[..., Any]], Kerne
     return lambda compute: Kernel(compute, condition)
 
 
-def decompositions(kernels: Kernels) -> dict[Any, Callable[..., Any]]:
-    """Return kernels in the form in which torch's tracer takes them."""
-    return {operator: _decomposition(kernel) for operator, kernel in kernels.items()}
+TorchDecompositions = Mapping[Any, Callable[..., Any]]  # by operator
 
 
-def _decomposition(kernel: Kernel) -> Callable[..., Any]:
+def decompositions(
+    kernels: Kernels, others: TorchDecompositions = MappingProxyType({})
+) -> dict[Any, Callable[..., Any]]:
+    """Return kernels in the form in which torch's tracer takes them, by operator.
+
+    ``others``: decompositions of torch, which are used for operands that a kernel does not take.
+    """
+    made = {each: _decomposition(kernel, others.get(each)) for each, kernel in kernels.items()}
+    return {**others, **made}
+
+
+def _decomposition(kernel: Kernel, other: Callable[..., Any] | None) -> Callable[..., Any]:
     def decomposed(*args: Any, **kwargs: Any) -> Any:
-        if not kernel.applies(*args, **kwargs):
-            return NotImplemented
-        return kernel.compute(*args, **kwargs)
+        if kernel.applies(*args, **kwargs):
+            return kernel.compute(*args, **kwargs)
+        return NotImplemented if other is None else other(*args, **kwargs)
 
     return decomposed
