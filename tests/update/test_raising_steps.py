@@ -6,10 +6,12 @@ from typing import Any
 import pytest
 import torch
 
+import poptorch
 from helpers.closeness import FUNCTION, near
 from helpers.wrapping import EagerPair, Regression, options
 
 Check = Callable[[torch.Tensor], None]
+Factor = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Checking(torch.optim.Optimizer):
@@ -131,3 +133,92 @@ def test_an_exception_in_every_branch_is_the_users() -> None:
 
     with pytest.raises(KeyError):
         pair(check).wrapped(*batch())
+
+
+class Preconditioned(torch.optim.Optimizer):
+    """Multiplies gradients by a matrix, if the sum of their products is large enough."""
+
+    def __init__(self, parameters: Any, factor: Factor, limit: float) -> None:
+        super().__init__(parameters, {"lr": 0.01})
+        self.factor, self.limit = factor, limit
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state, gradient = self.state[parameter], parameter.grad
+                if not state:
+                    state["sum"] = torch.zeros(len(parameter), len(parameter))
+                if state["sum"].trace() > self.limit:
+                    gradient = self.factor(state["sum"]) @ gradient
+                parameter.sub_(gradient, alpha=group["lr"])
+                state["sum"].add_(parameter.grad.abs().sum() * torch.eye(len(parameter)))
+
+
+def unlike_itself(matrix: torch.Tensor) -> torch.Tensor:
+    """Return NaNs if a matrix is zero."""
+    return matrix / matrix.trace()
+
+
+FACTORS: dict[str, Factor] = {
+    "inv": torch.linalg.inv,
+    "cholesky": torch.linalg.cholesky,
+    "cholesky_inverse": torch.cholesky_inverse,
+    "solve": lambda matrix: torch.linalg.solve(matrix, torch.eye(len(matrix))),
+    "eigh": lambda matrix: torch.linalg.eigvalsh(unlike_itself(matrix)).diag(),
+    "svd": lambda matrix: torch.linalg.svdvals(unlike_itself(matrix)).diag(),
+    "pinv": lambda matrix: torch.linalg.pinv(unlike_itself(matrix)),
+}
+
+
+def preconditioned(factor: Factor, limit: float, backend: str = "reference") -> EagerPair:
+    opts = options(backend).checkAgainstEager("off")
+    optimizer = lambda ps: Preconditioned(ps, factor, limit)  # noqa: E731
+    return EagerPair(Regression(), optimizer, opts, **near(FUNCTION + 40, 4))
+
+
+@pytest.mark.parametrize("factor", FACTORS.values(), ids=FACTORS)
+def test_a_factorization_in_a_branch_that_is_not_taken_does_not_fail(factor: Factor) -> None:
+    both = preconditioned(factor, limit=0.0)
+    for _ in range(3):
+        both.step(*batch())
+
+    both.compare()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("factor", FACTORS.values(), ids=FACTORS)
+def test_compiled_code_does_not_fail_in_a_branch_that_is_not_taken(factor: Factor) -> None:
+    both = preconditioned(factor, limit=0.0, backend="inductor")
+    for _ in range(3):
+        both.step(*batch())
+
+    both.compare()
+
+
+def test_a_factorization_in_a_branch_that_is_taken_fails() -> None:
+    both = preconditioned(torch.linalg.cholesky, limit=-1.0)
+
+    with pytest.raises(poptorch.Error, match="cholesky"):
+        both.wrapped(*batch())
+
+
+def test_a_factorization_that_only_later_steps_make_does_not_fail_in_the_first_one() -> None:
+    class Later(torch.optim.Optimizer):
+        @torch.no_grad()
+        def step(self, closure: Any = None) -> None:
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    state, gradient = self.state[parameter], parameter.grad
+                    if "root" in state:
+                        gradient = torch.linalg.inv(state["root"]) @ gradient
+                    state["root"] = torch.eye(len(parameter)) * (1 + parameter.grad.norm())
+                    parameter.sub_(gradient, alpha=group["lr"])
+
+    opts = options().checkAgainstEager("error")
+    near_eager = near(FUNCTION + 40, 4)
+    both = EagerPair(Regression(), lambda ps: Later(ps, {"lr": 0.1}), opts, **near_eager)
+    for _ in range(3):
+        both.step(*batch())
+
+    both.compare()

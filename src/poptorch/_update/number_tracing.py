@@ -8,6 +8,7 @@ reads their value, or the value of any other tensor, is intercepted. If the valu
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -54,6 +55,8 @@ class Numbers(TorchFunctionMode):
         self.reached: set[int] = set()  # identities of those that code has used
         self.without_values: type | None = None  # class of all tensors of a step, if it is known
         self.memory_reads: MemoryReads | None = None
+        # returns a context for operators on some tensors
+        self.within: Callable[[Any], contextlib.AbstractContextManager[None]] | None = None
         self.origins = Origins()
         self._arithmetic = Arithmetic(self.origins)
         self._computed: dict[Identifier, Tensor] = {}  # numbers that were computed before
@@ -170,7 +173,8 @@ class Numbers(TorchFunctionMode):
             return self._with_numbers(func, name, args, kwargs, known, given)
 
         def compute() -> Any:
-            return self._arithmetic.call(func, args, kwargs)
+            with self.within(given) if self.within is not None else contextlib.nullcontext():
+                return self._arithmetic.call(func, args, kwargs)
 
         return self.origins.note(
             func, args, kwargs, known, self._once(func, known, args, kwargs, compute), given

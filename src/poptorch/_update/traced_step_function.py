@@ -17,6 +17,7 @@ from .absent_gradients import check_unchanged, check_unread
 from .clipping import Anchor, clipped
 from .per_group import compute_dtype
 from .python_functions import numbers_functions
+from .raising_operators import harmless_unless
 from .step_values import unobserved
 from .traced_step_run import StepRun, StepTensors
 from .value_branches import COMMON, Choices, StepResults
@@ -85,17 +86,23 @@ class _Update:
         self.choices = Choices()
         self.mode = self.choices.mode
         self.origins = self.mode.origins
+        self.mode.within = lambda values: harmless_unless(self.choices.taken(values))
 
     def results(self) -> dict[str, Tensor]:
         with self.mode:
-            found = self.choices.results(lambda: self._run(False))
             if self.traced.differs_at_first:
-                first = self.choices.results(lambda: self._run(True))
                 before = self.origins.enter(
                     self.tensors[slots.STEPPED.key], "stepped", (NUMBER, "stepped")
                 )
-                found = self.choices.either(before > 0, found, first)
+                stepped = before > 0
+                with self.choices.given(stepped, True):
+                    found = self.choices.results(lambda: self._run(False))
+                with self.choices.given(stepped, False):
+                    first = self.choices.results(lambda: self._run(True))
+                found = self.choices.either(stepped, found, first)
                 found[slots.STEPPED.key] = torch.ones_like(before)
+            else:
+                found = self.choices.results(lambda: self._run(False))
             check_unread(self.origins, found)
         return found
 

@@ -91,6 +91,7 @@ class Choices:
         self._assumed: dict[_Question, bool] = {}  # the answers without an exception
         self._last: tuple[_Question, bool] | None = None  # the last answer of this run
         self._constant: dict[Identifier, bool] = {}  # answers in this run that were assumed
+        self._given: list[tuple[Tensor, bool]] = []  # conditions of all runs at present
         self.raised: dict[str, str] = {}  # exceptions that a program does not raise, by line
 
     def results(self, run: Callable[[], StepResults]) -> dict[str, Tensor]:
@@ -109,6 +110,25 @@ class Choices:
                 continue
             if not common.advance():
                 return self._joined(taken)
+
+    @contextlib.contextmanager
+    def given(self, condition: Tensor, is_met: bool) -> Iterator[None]:
+        """Note that the results of the runs in the block are used only under a condition."""
+        self._given.append((condition, is_met))
+        try:
+            yield
+        finally:
+            self._given.pop()
+
+    def taken(self, values: object) -> list[tuple[Tensor, bool]]:
+        """Return the conditions, with the answers so far, under which code computes with values."""
+        asked = {owner: branch.asked for owner, branch in self._branches.items() if branch.asked}
+        if not asked:
+            return self._given
+        weights = {key for role, key in self.mode.origins.sources(values) if role == WEIGHT}
+        owners = [COMMON, *(weights if len(weights) == 1 else ())]
+        answers = [each for owner in owners for each in asked.get(owner, ())]
+        return [*self._given, *((each.condition, each.yes) for each in answers)]
 
     @contextlib.contextmanager
     def trying(self) -> Iterator[None]:
