@@ -110,9 +110,12 @@ class Label:
         return "/".join(filter(None, (self.scope, self.module)))
 
 
+_UNLABELLED = Label()
+
+
 def label_of(node: fx.Node) -> Label:
     label = marks(node).get(META)
-    return label if isinstance(label, Label) else Label()
+    return label if isinstance(label, Label) else _UNLABELLED
 
 
 def relabel(node: fx.Node, label: Label) -> None:

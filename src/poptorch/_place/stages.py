@@ -317,4 +317,6 @@ def _in_direction(stage: int, backward: bool) -> StagePass:
 
 
 def _write(node: fx.Node, stage_pass: StagePass) -> None:
-    relabel(node, replace(label_of(node), stage_pass=stage_pass))
+    label = label_of(node)
+    if label.stage_pass != stage_pass:
+        relabel(node, replace(label, stage_pass=stage_pass))
