@@ -311,6 +311,7 @@ torch._inductor.cpu_vec_isa: VecISA.check_build
 torch._inductor.decomposition: select_decomp_table
 torch._inductor.exc: CppCompileError
 torch._inductor.fx_passes.joint_graph: joint_graph_passes lazy_init
+torch._inductor.graph: make_fallback
 torch._inductor.ir: ExternKernel FixedLayout PermuteView TensorBox
 torch._inductor.lowering: lowerings register_lowering
 torch._inductor.mkldnn_ir: LinearUnary _create_output_node

@@ -350,8 +350,18 @@ def test_a_large_program_is_compared_with_the_threads_of_the_process(
     two_threads: None, recorded: tuple[Having, list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("poptorch._compile.eager_check_policy._SMALL", 0.0)
+    monkeypatch.setattr("poptorch._compile.eager_check_policy.is_crowded", lambda: False)
 
     assert threads_of_the_check(*recorded) == 2
+
+
+def test_a_large_program_is_compared_with_one_thread_while_other_processes_need_the_cores(
+    two_threads: None, recorded: tuple[Having, list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("poptorch._compile.eager_check_policy._SMALL", 0.0)
+    monkeypatch.setattr("poptorch._compile.eager_check_policy.is_crowded", lambda: True)
+
+    assert threads_of_the_check(*recorded) == 1
 
 
 # A wrong pass of the compiler is found.
