@@ -29,7 +29,14 @@ def captured(function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> 
     return symbolic.settled(Graph("micro", module, inputs, (result,)), symbols)[0]
 
 
+def with_two_shared_values(w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """Both are computed before the first one is used, and have the same shape."""
+    first, second = w.exp(), w.sin()
+    return x @ first + (x @ second) * 2
+
+
 FUNCTIONS = {
+    "shared values": with_two_shared_values,
     "products": lambda w, x: (x @ w).relu() @ w.t(),
     "reshapes": lambda w, x: (x @ w).reshape(-1, 2).sum(1),
     "sizes as numbers": lambda w, x: (x @ w).sum(1) / x.shape[1] ** 0.5,

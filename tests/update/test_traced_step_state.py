@@ -14,6 +14,7 @@ import torch
 import poptorch
 from helpers.cases import slow_but_the_first
 from helpers.traced_steps import CASES, History, Net, Pair, wrapped
+from helpers.wrapping import normal, options
 
 EVERYWHERE = ["LARS", "ScheduledAdam", "CountingGroups", "NAdam", "Adagrad"]
 # The first of them are those that other tests use, too.
@@ -139,3 +140,34 @@ def test_a_traced_optimizer_survives_detaching_and_destroying(name: str) -> None
     pair.step()
 
     pair.assert_alike()
+
+
+class Gated(torch.nn.Module):
+    """Layers whose outputs are scaled by parameters without dimensions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(4, 4) for _ in range(3))
+        self.gates = torch.nn.ParameterList(torch.tensor(0.1 * at) for at in (1, 2, 3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer, gate in zip(self.layers, self.gates, strict=True):
+            x = x + gate * torch.tanh(layer(x))
+        return torch.nn.functional.mse_loss(x, torch.ones_like(x))
+
+
+@pytest.mark.parametrize("backend", ["reference", pytest.param("optimise", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", slow_but_the_first(["NAdam", "Adagrad", "Adafactor", "RAdam"]))
+def test_each_weight_without_dimensions_has_its_own_state(name: str, backend: str) -> None:
+    eager, model = Gated(), Gated()
+    theirs, ours = (getattr(torch.optim, name)(each.parameters(), 0.05) for each in (eager, model))
+    training = poptorch.trainingModel(model, options().backend(backend), ours)
+
+    for batch in normal(3, 6, 4):
+        theirs.zero_grad()
+        eager(batch).backward()
+        theirs.step()
+        training(batch)
+
+    torch.testing.assert_close([*model.parameters()], [*eager.parameters()])

@@ -57,6 +57,15 @@ class GraphRecorder:
             self._nodes[id(value)] = node
             self._values.append(value)
 
+    def copied(self, value: Any, node: fx.Node) -> Any:
+        """Return a value that identifies this node. Nodes with equal shapes share theirs."""
+        if not isinstance(value, torch.Tensor):
+            return value
+        with self.paused():
+            value = aten.alias.default(value)
+        self.register(value, node)
+        return value
+
     def node_of(self, value: torch.Tensor) -> fx.Node:
         return self._nodes[id(value)]
 

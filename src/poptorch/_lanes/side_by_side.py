@@ -268,8 +268,7 @@ class _Vectorizer:
         for each in node.all_input_nodes:
             self._value(each)
         copy = self._copies[node] = copy_node(self._graph, node, self._copies)
-        self._recorder.register(value, copy)
-        return value
+        return self._recorder.copied(value, copy)
 
     def _size(self, node: fx.Node) -> Any:
         """Return a size, which all lanes have in common."""

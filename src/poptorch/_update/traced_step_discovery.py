@@ -508,8 +508,13 @@ class _Discovery:
             paths = [param.path for param in group.params if param.path in self.params]
             names = dict.fromkeys(n for p, n in self.leaves if p in paths)
             for name in names:
-                places = [(p, name) for p in paths if (p, name) in self.leaves]
-                if any(self.leaves[place].shape for place in places):
+                # State with the shape of its weight may have no dimension, too.
+                places = [
+                    (p, name)
+                    for p in paths
+                    if (p, name) in self.leaves and not self.leaves[p, name].shape
+                ]
+                if not places:
                     continue
                 if (of_group(at), name) in self.known.single:
                     continue
