@@ -7,6 +7,7 @@ in its program than in eager PyTorch, as a defect of the capture would.
 from __future__ import annotations
 
 import contextlib
+import logging
 import random
 import warnings
 from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ from torch import nn
 import poptorch
 from helpers.wrapping import Having, options
 from poptorch import _capture
+from poptorch._base import log
 from poptorch._capture import whole_writes
 from poptorch._ir.compiler_pass import leaving_out
 
@@ -362,6 +364,32 @@ def test_a_large_program_is_compared_with_one_thread_while_other_processes_need_
     monkeypatch.setattr("poptorch._compile.eager_check_policy.is_crowded", lambda: True)
 
     assert threads_of_the_check(*recorded) == 1
+
+
+class Attending(nn.Module):
+    """Attention whose results have other strides than in the capture, with its loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found = self.attention(x, x, x, need_weights=False)[0]
+        return nn.functional.mse_loss(found, x)
+
+
+def test_micro_batches_with_attention_are_compared_side_by_side(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.DEBUG, logger=log.engine.name)
+    model = Attending()
+    opts = checking()
+    opts.Training.gradientAccumulation(3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    poptorch.trainingModel(model, opts, optimizer)(torch.randn(6, 5, 8))
+
+    assert "were not compared" not in caplog.text
 
 
 # A wrong pass of the compiler is found.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -23,6 +24,7 @@ from .._ir.graph import Graph
 from .._ir.micro_batches import Lanes
 from .._ir.slots import Kind
 from .._ir.spec import OptimSpec
+from ..backends.prepare import accept_strides
 from .cache import Store
 
 _, ERROR, OFF = env.REACTIONS
@@ -182,8 +184,8 @@ class EagerCheck:
             found = _with_few_threads(
                 [several],
                 _lanes.differences,
-                micro.graph,
-                several,
+                _with_any_strides(micro.graph),
+                _with_any_strides(several),
                 lanes,
                 self._state(micro),
                 self._rows(lanes),
@@ -242,6 +244,13 @@ class EagerCheck:
 
     def _name(self, part: str) -> str | None:
         return None if self._key is None else f"{self._key}{part and f'-{part}'}"
+
+
+def _with_any_strides(graph: Graph) -> Graph:
+    """Return a copy that runs where results have other strides than in the capture, such as those
+    of attention.
+    """
+    return replace(graph, module=accept_strides(graph.copy().module))
 
 
 def _wrong_pass(name: str, finding: _eager.Mismatch) -> Error:
