@@ -398,7 +398,7 @@ def test_a_trainer_without_accumulation_accumulates_as_the_options_say(tmp_path:
     [
         ({"iterations": 4}, 1, "options.deviceIterations(.|\n)*Trainer.accumulate_grad_batches"),
         ({"replicas": 2}, 1, "options.replicationFactor(.|\n)*Trainer.accumulate_grad_batches"),
-        ({"accumulation": 2}, 3, "another gradient accumulation(.|\n)*accumulate_grad_batches"),
+        ({"accumulation": 2}, 3, "different gradient accumulation(.|\n)*accumulate_grad_batches"),
     ],
 )
 def test_options_that_the_trainer_decides_are_refused_with_its_argument(

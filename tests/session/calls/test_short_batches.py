@@ -323,7 +323,7 @@ def refusal(chosen: poptorch.Options, first: Batch, second: tuple[Any, ...]) -> 
         ((X[:11], Y[:10]), "Shape mismatch for x"),
         ((X[:11, :3], Y[:11]), "Shape mismatch for x"),
         ((X[:11].double(), Y[:11]), "Data type mismatch for x"),
-        ((X[:0], Y[:0]), "Shape mismatch for x"),
+        ((X[:0], Y[:0]), "Zero-sized tensors are unsupported"),
     ],
 )
 def test_only_fewer_rows_of_all_inputs_make_a_shorter_batch(
