@@ -4,7 +4,8 @@ same objects.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import fx
@@ -75,11 +76,14 @@ def write_last(module: fx.GraphModule, places: Sequence[int]) -> None:
 
 
 def accept_strides(module: fx.GraphModule) -> fx.GraphModule:
-    """Make views accept any strides, because those of a convolution's gradients depend on the
-    processor.
+    """Make operators accept any strides.
+
+    Kernels give some results other strides than torch's tracer expects: those of a convolution's
+    gradients depend on the processor, and those of a loss's gradient are always contiguous.
     """
-    for node in module.graph.find_nodes(op="call_function", target=aten.view.default):
-        node.target = view
+    for operator, function in ACCEPTING.items():
+        for node in module.graph.find_nodes(op="call_function", target=operator):
+            node.target = function
     module.recompile()
     return module
 
@@ -90,6 +94,51 @@ def view(tensor: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
         return tensor.view(size)
     except RuntimeError:
         return tensor.reshape(size)
+
+
+def native_group_norm(x: torch.Tensor, *others: Any) -> Any:
+    (x,) = _in_one_format(x)
+    return aten.native_group_norm.default(x, *others)
+
+
+def native_group_norm_backward(grad: torch.Tensor, x: torch.Tensor, *others: Any) -> Any:
+    """Return the gradients. The kernel reads wrong numbers if two formats differ."""
+    return aten.native_group_norm_backward.default(*_in_one_format(grad, x), *others)
+
+
+def attention_backward(*operands: Any, **options: Any) -> Any:
+    """Return the gradients of attention. The kernel reads wrong numbers if the elements of a row
+    are not next to each other.
+    """
+    made = (
+        each.contiguous() if isinstance(each, torch.Tensor) and each.stride()[-1:] != (1,) else each
+        for each in operands
+    )
+    return _ATTENTION_BACKWARD(*made, **options)
+
+
+def nll_loss2d_backward(grad: torch.Tensor, x: torch.Tensor, *others: Any) -> Any:
+    return aten.nll_loss2d_backward.default(grad, x.contiguous(), *others)
+
+
+def _in_one_format(*tensors: torch.Tensor) -> Sequence[torch.Tensor]:
+    """Return tensors that all have the same memory format, copies if theirs differ."""
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    for each in (torch.contiguous_format, formats.get(tensors[0].dim())):
+        if each and all(tensor.is_contiguous(memory_format=each) for tensor in tensors):
+            return tensors
+    return [tensor.contiguous() for tensor in tensors]
+
+
+_ATTENTION_BACKWARD = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+# Of about fifty kernels that were tried with other strides, these fail, or compute wrong numbers.
+ACCEPTING: dict[Any, Callable[..., Any]] = {
+    aten.view.default: view,
+    aten.native_group_norm.default: native_group_norm,
+    aten.native_group_norm_backward.default: native_group_norm_backward,
+    _ATTENTION_BACKWARD: attention_backward,
+    aten.nll_loss2d_backward.default: nll_loss2d_backward,
+}
 
 
 def copy_half_results(module: fx.GraphModule) -> None:

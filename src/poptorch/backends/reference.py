@@ -30,7 +30,7 @@ from .fewer_calls import with_fewer_calls
 from .fused_steps import STEPS
 from .interpreter_code import function_of
 from .offloaded import Offloaded
-from .prepare import accept_strides, for_device, prepare, view
+from .prepare import ACCEPTING, accept_strides, for_device, prepare
 from .protocol import Compiled, Executable, Progress
 
 _COMPARISONS = frozenset({"lt", "le", "gt", "ge"})
@@ -75,7 +75,7 @@ def _below_autograd(module: fx.GraphModule) -> Callable[[], contextlib.AbstractC
     This is possible only if all operators are torch's, because others may need gradients inside.
     """
     functions = {node.target for node in module.graph.nodes if node.op == "call_function"}
-    functions -= {operator.getitem, view, *STEPS}
+    functions -= {operator.getitem, *ACCEPTING.values(), *STEPS}
     plain = all(isinstance(f, Operator) and f.namespace == "aten" for f in functions)
     below = private.optional("AutoDispatchBelowAutograd") if plain else None
     return below or contextlib.nullcontext
