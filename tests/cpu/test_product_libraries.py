@@ -264,7 +264,7 @@ def test_several_threads_are_measured_only_if_each_has_a_core(
         clocks.append(clock.__name__)
         return in_turn(runs, clock)
 
-    monkeypatch.setattr(product_libraries, "_neighbour", product_libraries._Neighbour())
+    monkeypatch.setattr(product_libraries, "is_crowded", lambda: False)
     monkeypatch.setattr(product_libraries, "_cores", lambda runs: cores)
     monkeypatch.setattr(product_libraries, "_alternating_times", watched)
     torch.set_num_threads(threads)
@@ -277,24 +277,17 @@ def test_several_threads_are_measured_only_if_each_has_a_core(
     assert all(0 < seconds < float("inf") for seconds in times.values())
 
 
-def test_a_neighbour_is_looked_for_again_only_after_some_seconds(
+def test_a_product_with_several_threads_is_not_tried_while_other_processes_need_the_cores(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    clock, found = [100.0], list[float]()
+    tried = list[str]()
+    monkeypatch.setattr(product_libraries, "is_crowded", lambda: True)
+    monkeypatch.setattr(product_libraries, "_cores", lambda runs: tried.append("cores") or 2.0)
+    torch.set_num_threads(2)
 
-    def cores(runs: Any) -> float:
-        found.append(clock[-1])
-        return 1.0
+    product_libraries.times_of(Shape(64, 512, 256, "nt"))
 
-    monkeypatch.setattr(product_libraries, "_cores", cores)
-    monkeypatch.setattr(product_libraries.time, "perf_counter", lambda: clock[-1])
-    neighbour = product_libraries._Neighbour()
-
-    for moment in (100.0, 104.0, 106.0):
-        clock.append(moment)
-        assert neighbour.needs_a_core({}, 2)
-
-    assert found == [100.0, 106.0]
+    assert tried == []
 
 
 def test_each_processor_and_instruction_set_has_its_own_table(

@@ -33,6 +33,7 @@ from .._base import archive, log, private
 from .._base.errors import described
 from .._base.folders import of_the_user
 from .._base.process_settings import alone, keep_freed_memory
+from .._base.resources import is_crowded
 from .._ir.graph import Graph
 from .toolchain import instructions, processor
 
@@ -66,7 +67,6 @@ _BETTER, _BETTER_PREPARED = 0.9, 0.97
 # bytes of weights; when weights of this size are read again, they are no longer in a core's caches
 _UNCACHED = 16 << 20
 _ALONE = 0.9  # each thread has a core for this share of the time if no other process needs it
-_STAYS = 5.0  # seconds for which a process that needs a core is expected to go on
 
 
 PREPARED = "np"
@@ -287,32 +287,9 @@ def times_of(shape: Shape) -> dict[str, float]:
     keep_freed_memory()  # as when compiled code runs
     runs, threads = alone(_runs, shape), torch.get_num_threads()
     with torch.no_grad():
-        if threads > 1 and not _neighbour.needs_a_core(runs, threads):
+        if threads > 1 and not is_crowded() and _cores(runs) >= _ALONE * threads:
             return _alternating_times(runs, time.perf_counter)
         return alone(_alternating_times, runs, time.thread_time)
-
-
-class _Neighbour:
-    """Another process that needs a core, such as the one that imports the compiler meanwhile.
-
-    It is remembered for some seconds, because finding out is slow: with a neighbour, a product with
-    two threads takes up to 0.1 s instead of 1 ms.
-    """
-
-    def __init__(self) -> None:
-        self._expected_until = float("-inf")
-
-    def needs_a_core(self, runs: Mapping[str, Trial], threads: int) -> bool:
-        """Return whether threads have to wait for cores."""
-        if time.perf_counter() < self._expected_until:
-            return True
-        if _cores(runs) >= _ALONE * threads:
-            return False
-        self._expected_until = time.perf_counter() + _STAYS
-        return True
-
-
-_neighbour = _Neighbour()
 
 
 def _runs(shape: Shape) -> Mapping[str, Trial]:
