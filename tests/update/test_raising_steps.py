@@ -8,7 +8,7 @@ import torch
 
 import poptorch
 from helpers.closeness import FUNCTION, near
-from helpers.wrapping import EagerPair, Regression, options
+from helpers.wrapping import EagerPair, Graded, Regression, options
 
 Check = Callable[[torch.Tensor], None]
 Factor = Callable[[torch.Tensor], torch.Tensor]
@@ -95,23 +95,34 @@ def test_a_condition_on_all_gradients_that_raises_is_not_taken() -> None:
     both.compare()
 
 
-def test_a_step_that_fails_without_some_of_its_weights_takes_both_branches() -> None:
-    class Pairwise(torch.optim.Optimizer):
-        @torch.no_grad()
-        def step(self, closure: Any = None) -> None:
-            (group,) = self.param_groups
-            if group["params"][-1].grad.norm() > 0:
-                weight, bias = group["params"]
-                weight.sub_(weight.grad, alpha=group["lr"])
-                bias.sub_(bias.grad, alpha=group["lr"])
-            else:
-                group["params"][-1].add_(1)
+class Pairwise(torch.optim.Optimizer):
+    """Unpacks its two weights from the third step on, and before that negates the updates."""
 
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+        self.steps = 0
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        self.steps += 1
+        (group,) = self.param_groups
+        weights, sign = group["params"], -1
+        if self.steps > 2:
+            first, second = weights
+            weights, sign = [first, second], 1
+        for weight in weights:
+            weight.sub_(sign * weight.grad, alpha=group["lr"])
+
+
+def test_a_step_that_fails_without_some_of_its_weights_takes_both_branches() -> None:
+    """The two weights have the same update, so that the step is also tried with one of them."""
     opts = options().checkAgainstEager("error")
-    near_eager = near(FUNCTION + 6, 4)
-    both = EagerPair(Regression(), lambda ps: Pairwise(ps, {"lr": 0.1}), opts, **near_eager)
-    for _ in range(3):
-        both.step(*batch())
+    layers = torch.nn.Sequential(
+        torch.nn.Linear(4, 4, bias=False), torch.nn.Linear(4, 4, bias=False)
+    )
+    both = EagerPair(Graded(layers=layers), Pairwise, opts, **near(FUNCTION + 6, 4))
+    for _ in range(5):
+        both.step(torch.randn(3, 4), torch.randn(3, 4))
 
     both.compare()
 
