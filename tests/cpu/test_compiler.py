@@ -1,4 +1,4 @@
-"""A graph is compiled also if what only saves time fails, and where tests run automatically."""
+"""A graph is also compiled if a shortcut fails, and if the environment variable CI is set."""
 
 from pathlib import Path
 

@@ -1,6 +1,5 @@
 """Values that depend only on weights are computed when these change, and not in each call."""
 
-from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -9,25 +8,16 @@ from torch import nn
 
 import poptorch
 from helpers.closeness import FUNCTION, near
-from helpers.folded import LONGEST_SUM, Mixed, compiled, same
+from helpers.folded import LONGEST_SUM, Mixed, compiled, pack_everything, same
 from helpers.wrapping import Having, normal, options, training
-from poptorch._cpu import Inductor, convolutions, packing, product_libraries
+from poptorch._cpu import Inductor
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(autouse=True)
 def _everything_is_packed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """OneDNN computes all products, those with small weights, too; no convolution is small."""
-
-    def onednn(
-        work: Iterable[product_libraries.Shape], measures: bool
-    ) -> dict[product_libraries.Shape, str]:
-        return dict.fromkeys(work, product_libraries.ONEDNN)
-
-    monkeypatch.setattr(packing, "_SMALLEST_WEIGHT", 0)
-    monkeypatch.setattr(product_libraries, "chosen", onednn)
-    monkeypatch.setattr(convolutions, "SMALLEST", 0)
+    pack_everything(monkeypatch)
 
 
 def test_the_plan_shows_the_operators_that_run_when_weights_change() -> None:

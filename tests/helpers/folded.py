@@ -1,8 +1,11 @@
-"""A model that compiled inference folds and packs, and a look at what it computes."""
+"""A model that compiled inference folds and packs, a look at what it computes, and packing without
+limits of size.
+"""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -10,6 +13,7 @@ from torch import nn
 import poptorch
 from helpers.closeness import FUNCTION, near
 from helpers.wrapping import options
+from poptorch._cpu import convolutions, packing, product_libraries
 
 LONGEST_SUM = 5 * 9 * 8 + FUNCTION  # of sums one after another
 
@@ -67,3 +71,18 @@ def check_new_weights(executor: poptorch.PoplarExecutor, model: nn.Module, x: to
 def forward_graph(executor: poptorch.PoplarExecutor) -> str:
     """Return the text of the graph that runs in each call."""
     return executor.plan().describe().partition("graph forward")[2]
+
+
+def pack_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let oneDNN compute all products, including those with small weights, and take no convolution
+    for small.
+    """
+
+    def onednn(
+        work: Iterable[product_libraries.Shape], measures: bool
+    ) -> dict[product_libraries.Shape, str]:
+        return dict.fromkeys(work, product_libraries.ONEDNN)
+
+    monkeypatch.setattr(packing, "_SMALLEST_WEIGHT", 0)
+    monkeypatch.setattr(product_libraries, "chosen", onednn)
+    monkeypatch.setattr(convolutions, "SMALLEST", 0)

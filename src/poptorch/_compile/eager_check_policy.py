@@ -191,7 +191,7 @@ class EagerCheck:
                 self._rows(lanes),
             )
         except (RuntimeError, IndexError) as error:
-            log.engine.debug(
+            log.engine.info(
                 (
                     "Micro-batches that run side by side were not compared with "
                     "micro-batches that run one after another: %s"

@@ -38,7 +38,7 @@ MOST_MEMORY = 1 << 30
 # as long as the last doubling saves less than ``LEAST_GAIN``. Processor time of an update with 16
 # micro-batches of 4, on one thread, with 4, 8 and 16 lanes: a small ResNet takes 251, 249 and 247
 # ms (30, 58 and 115 MiB), a transformer 884, 807 and 853 ms (55, 110 and 219 MiB). A perceptron
-# with large weights gains up to the last lane (18, 13 and 10 ms), and always takes 32 MiB. Two
+# with large weights gains up to the last lane (18, 13 and 10 ms), and takes the same memory. Two
 # threads gain more than this estimate: a ResNet with 4 micro-batches of 8 takes 57 ms with 2 lanes
 # and 48 with 4 (69 MiB).
 SAVED = 96 << 20

@@ -239,11 +239,11 @@ def _clear_error(error: BaseException | None) -> None:
 
 
 def _leave_to_eager(usual: Callable[..., None], op: Any, **options: Any) -> None:
-    """Let eager's kernel compute an operator that has no lowering.
+    """Call the eager kernel of an operator that has no lowering.
 
-    Where the environment has the variable ``CI``, torch takes its own test runner to be at work and
-    raises an error if the operator has a decomposition. A program of ours must compile in the same
-    way there.
+    If the environment variable ``CI`` is set, torch assumes that its own tests are running, and
+    raises an error if the operator has a decomposition. Programs must compile in the same way on a
+    CI server as elsewhere.
     """
     usual(op, **{**options, "warn": False})
 

@@ -127,45 +127,34 @@ class Origins:
         ``given``: the tensors among the arguments, if the caller has found them.
         """
         with unobserved():
-            self._note(func, args, kwargs, known, result, given)
+            title = title_of(func)
+            written = _writes(title)
+            outputs = [result] if isinstance(result, Tensor) else tensors_in(result)
+            if title == "__setitem__":
+                outputs.append(args[0])
+            if "out" in kwargs:
+                outputs += tensors_in(kwargs["out"])
+                written = True
+            before = self._sources_of(tensors_in((args, kwargs)) if given is None else given)
+            for at, each in enumerate(outputs):
+                place = place_of(each)
+                if place in self._contents and not written:
+                    continue  # a view, or the argument itself
+                self._kept.append(each)
+                self._uniform.pop(place, None)
+                if func in MADE_OF_NOTHING or func in FILLING:
+                    self._note_uniform(func, args, kwargs, each)
+                    continue
+                if func in UNSET:
+                    self._contents[place] = self.name("unset", geometry_of(each))
+                    self._sources[place] = _NOTHING
+                    continue
+                was = self._contents.get(place)
+                self._contents[place] = self._identified((known, at, was, geometry_of(each)))
+                self._sources[place] = before | self._sources.get(place, _NOTHING)
+                if title in COPIES and place_of(args[0]) in self._uniform:
+                    self._uniform[place] = self._uniform[place_of(args[0])]
         return result
-
-    def _note(
-        self,
-        func: Any,
-        args: Any,
-        kwargs: Any,
-        known: Identifier,
-        result: Any,
-        given: list[Tensor] | None,
-    ) -> None:
-        title = title_of(func)
-        written = _writes(title)
-        outputs = [result] if isinstance(result, Tensor) else tensors_in(result)
-        if title == "__setitem__":
-            outputs.append(args[0])
-        if "out" in kwargs:
-            outputs += tensors_in(kwargs["out"])
-            written = True
-        before = self._sources_of(tensors_in((args, kwargs)) if given is None else given)
-        for at, each in enumerate(outputs):
-            place = place_of(each)
-            if place in self._contents and not written:
-                continue  # a view, or the argument itself
-            self._kept.append(each)
-            self._uniform.pop(place, None)
-            if func in MADE_OF_NOTHING or func in FILLING:
-                self._note_uniform(func, args, kwargs, each)
-                continue
-            if func in UNSET:
-                self._contents[place] = self.name("unset", geometry_of(each))
-                self._sources[place] = _NOTHING
-                continue
-            was = self._contents.get(place)
-            self._contents[place] = self._identified((known, at, was, geometry_of(each)))
-            self._sources[place] = before | self._sources.get(place, _NOTHING)
-            if title in COPIES and place_of(args[0]) in self._uniform:
-                self._uniform[place] = self._uniform[place_of(args[0])]
 
     def _note_uniform(self, func: Any, args: Any, kwargs: Any, result: Tensor) -> None:
         place = place_of(result)

@@ -12,8 +12,8 @@ from torch import nn
 import poptorch
 from helpers.cases import slow_but_the_first
 from helpers.closeness import near
+from helpers.folded import pack_everything
 from helpers.wrapping import compilations, normal, options, runs_compiled
-from poptorch._cpu import convolutions, packing, product_libraries
 
 LENGTHS = (5, 9, 12, 3, 7)
 # Of a score in bfloat16: three in each layer, and one each in the norm, the mean and the head.
@@ -354,16 +354,7 @@ IMAGES = {
 
 @pytest.fixture
 def _everything_is_packed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """OneDNN computes all products, those with small weights, too; no convolution is small."""
-
-    def onednn(
-        work: Iterable[product_libraries.Shape], measures: bool
-    ) -> dict[product_libraries.Shape, str]:
-        return dict.fromkeys(work, product_libraries.ONEDNN)
-
-    monkeypatch.setattr(packing, "_SMALLEST_WEIGHT", 0)
-    monkeypatch.setattr(product_libraries, "chosen", onednn)
-    monkeypatch.setattr(convolutions, "SMALLEST", 0)
+    pack_everything(monkeypatch)
 
 
 @pytest.mark.full("compiled code alone prepares weights")
