@@ -1,6 +1,6 @@
 """Graphs of several micro-batches with symbolic sizes compute what the graph of one does."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from helpers.cases import every_pair
 from helpers.wrapping import normal
 from poptorch import _lanes
 from poptorch._capture import trace
-from poptorch._ir import slots, symbolic
+from poptorch._ir import indices, slots, symbolic
 from poptorch._ir.graph import Graph
 from poptorch._ir.micro_batches import Lanes
 
@@ -17,16 +17,17 @@ WEIGHT = slots.param("weight", (4, 4), torch.float32)
 BATCH = slots.batch_input(0, (2, 5, 4), torch.float32, ("", "s0", ""))
 
 
-def captured(function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Graph:
-    """Record a function of a weight and a batch, as one micro-batch with an output."""
-    inputs = (WEIGHT, BATCH)
+def captured(
+    function: Callable[..., torch.Tensor], inputs: Sequence[slots.Slot] = (WEIGHT, BATCH)
+) -> Graph:
+    """Record a function of weights and batches, as one micro-batch with an output."""
     symbols = symbolic.Symbols({"s0": 5})
     module, _ = trace.trace(
         lambda flat: [function(*flat)], [symbols.tensor(slot) for slot in inputs]
     )
     (found,) = module.graph.output_node().args[0]
     result = slots.result(0, torch.empty(tuple(map(symbolic.hint, found.meta["val"].shape))))
-    return symbolic.settled(Graph("micro", module, inputs, (result,)), symbols)[0]
+    return symbolic.settled(Graph("micro", module, tuple(inputs), (result,)), symbols)[0]
 
 
 def with_two_shared_values(w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
@@ -94,6 +95,19 @@ def test_sizes_are_read_once() -> None:
     read = several.module.graph.find_nodes(op="call_function", target=torch.ops.aten.sym_size.int)
 
     assert len(read) == 1
+
+
+def test_labels_that_are_checked_before_a_call_are_not_checked_in_it() -> None:
+    labels = slots.batch_input(1, (2, 5), torch.int64, ("", "s0"))
+
+    def gradients(w: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        loss = torch.nn.functional.cross_entropy
+        return torch.func.grad(lambda v: loss((x @ v).flatten(0, 1), y.flatten()))(w)
+
+    several, _ = _lanes.for_all_sizes(captured(gradients, (WEIGHT, BATCH, labels)), Lanes(2))
+
+    assert list(indices.refusals(several.module.graph)) == []
+    assert [each.slot.index for each in indices.ranges([several])] == [1]
 
 
 def test_without_torchs_translation_of_sizes_lanes_are_refused(

@@ -70,10 +70,10 @@ def _nll_loss_backward(call: BatchedCall) -> Any:
     if reduction == _MEAN:
         gradient = gradient / call.lanes(6)
     gradient = gradient[..., None] if reduction == _NONE else gradient[:, None, None]
-    counts = (labels != ignored)[..., None]
-    chosen = torch.where(counts, labels[..., None], 0)
+    counts = labels != ignored
+    chosen = torch.where(counts, labels, 0)[..., None]
     places = torch.zeros_like(scores).scatter(2, chosen, -1.0)
-    return places * torch.where(counts, gradient, 0)
+    return places * torch.where(counts[..., None], gradient, 0)
 
 
 def _is_plain(call: BatchedCall, at: int) -> bool:
