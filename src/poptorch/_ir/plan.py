@@ -143,6 +143,8 @@ class Plan:
     # the program that runs instead
     prepared: Program | None = field(default=None, metadata={"saved": False})
     sizes: str = field(default="", metadata={"saved": False})  # a line: which sizes it is for
+    # a line: which numbers of the optimizer need another program if they change
+    numbers: str = field(default="", metadata={"saved": False})
 
     def describe(self) -> str:
         program = self.prepared or self.program
@@ -154,7 +156,7 @@ class Plan:
         lines = [f"model {one_line(name)}"] if name else []  # the name may come from anybody's file
         lines += [self.tier] if self.tier else []
         lines += _indented(self.libraries)
-        lines += [self.sizes] if self.sizes else []
+        lines += [line for line in (self.sizes, self.numbers) if line]
         lines += [str(self.prepared or self.program), _headline(self), *_indented(_stages(self))]
         if self.spec.target.link is not None:
             latency, bandwidth = self.spec.target.link

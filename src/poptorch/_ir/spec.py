@@ -20,7 +20,7 @@ from ..enums import (
 from . import slots
 from .micro_batches import Loops
 from .slots import Kind
-from .traced_step import TracedStep
+from .traced_step import TracedStep, leaves_of
 
 Setting = bool | int | float | str | None
 
@@ -281,6 +281,17 @@ class OptimSpec:
         scaling = dict(self.settings).get("loss_scaling", 1.0)
         assert isinstance(scaling, float)
         return scaling
+
+    @property
+    def numbers_read(self) -> str:
+        """Return a line about the numbers whose values a traced step reads; empty if none."""
+        found = []
+        traced = self.traced.groups if self.traced is not None else ()
+        for at, (group, own) in enumerate(zip(self.groups, traced, strict=False)):
+            numbers = {each.name for each in leaves_of(own.values) if each.number}
+            names = [name for name, _ in group.settings if name in numbers]
+            found += [f"{', '.join(names)} of parameter group {at}"] if names else []
+        return f"constants of the optimizer's step: {'; '.join(found)}" if found else ""
 
     @property
     def max_grad_norm(self) -> float:

@@ -16,6 +16,7 @@ from .._base.errors import Error
 from .._base.source import definition_line
 from .._ir.traced_step import StepHooks
 from .host_values import HostValues, StepHook
+from .traced_numbers import SHOWN, read_value
 
 _SHOWING = {"__repr__", "__format__", "__str__"}
 
@@ -74,7 +75,8 @@ class _PrintRefusal(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        if getattr(func, "__name__", "") in _SHOWING:
+        shows = args[1] == SHOWN if func is read_value else func.__name__ in _SHOWING
+        if shows:
             raise Error(
                 "A hook of the optimizer's step prints a tensor",
                 got="a value that is known only while the compiled step runs",

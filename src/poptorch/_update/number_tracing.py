@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from .._base.errors import Error
 from .arithmetic import Arithmetic
 from .known_functions import (
     ABOUT,
@@ -37,8 +38,9 @@ from .known_functions import (
 )
 from .lists_of_tensors import one_by_one
 from .memory_reads import MemoryReads
-from .step_value_reads import ValueNeeded, foreign_tensor
+from .step_value_reads import Restart, ValueNeeded, foreign_tensor
 from .step_values import as_number, is_number, is_whole, replaced, tensors_in
+from .traced_numbers import holds_numbers, read_value, seen_by_steps, with_tensors
 from .value_origins import HYPER, Identifier, Origins, ValueSources
 
 Memo = Callable[[Any, Identifier, tuple[Any, ...], dict[str, Any], Callable[[], Any]], Any]
@@ -57,6 +59,8 @@ class Numbers(TorchFunctionMode):
         self.memory_reads: MemoryReads | None = None
         # returns a context for operators on some tensors
         self.within: Callable[[Any], contextlib.AbstractContextManager[None]] | None = None
+        # raised by a call, whether or not the user's code handled the exception
+        self.refused: Error | Restart | None = None
         self.origins = Origins()
         self._arithmetic = Arithmetic(self.origins)
         self._computed: dict[Identifier, Tensor] = {}  # numbers that were computed before
@@ -64,6 +68,18 @@ class Numbers(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
+        try:
+            if holds_numbers(args) or (kwargs and holds_numbers(kwargs.values())):
+                args, kwargs = with_tensors(args), with_tensors(kwargs)
+                return seen_by_steps(self._called(func, args, kwargs))
+            result = self._called(func, args, kwargs)
+            return seen_by_steps(result) if func in ITEMS else result
+        except (Error, Restart) as error:
+            self.refused = error
+            raise
+
+    def _called(self, func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
+        """Answer a call in which tensors represent numbers."""
         name = getattr(func, "__name__", "")
         if name in MemoryReads.FUNCTIONS and self.memory_reads is not None:
             self.memory_reads.check(name, tensors_in((args, kwargs)))
@@ -75,6 +91,8 @@ class Numbers(TorchFunctionMode):
         args, kwargs, given = self._of_run(func, args, kwargs)
         if func is nn.init.constant_:
             return self._answered(Tensor.fill_, args[0], kwargs["val"])
+        if func is read_value:
+            self._arithmetic.refuse(*args)
         if func in TRUTHS:
             return self._truth(args[0])
         if func in ITEMS and isinstance(args[0], Tensor) and args[0].dim() == 0:
@@ -107,7 +125,7 @@ class Numbers(TorchFunctionMode):
         return plain and id(args[0]) not in self.hosts and func != GET_DATA
 
     def _answered(self, func: Any, *args: Any, **kwargs: Any) -> Any:
-        return self.__torch_function__(func, (), args, kwargs)
+        return self._called(func, args, kwargs)
 
     # The user's own tensors, which code can reach through a model or a closure.
 
@@ -275,7 +293,8 @@ class Numbers(TorchFunctionMode):
             made = self.origins.derive(
                 known, tensor, self._once(Tensor.item, known, (tensor,), {}, read)
             )
-            self._computed[known] = as_number(made)
+            fractional = tensor.dtype.is_floating_point or tensor.dtype is torch.bool
+            self._computed[known] = as_number(made, whole=not fractional)
             value = self.origins.uniform(tensor)
             if value is not None:
                 self.origins.mark_uniform(made, value)

@@ -1,4 +1,4 @@
-"""Let Python's functions of numbers accept the tensors that replace numbers in a step."""
+"""Let Python's functions of numbers compute with the numbers of a step."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from .step_values import as_number
+from .traced_numbers import TracedNumber, seen_by_steps, tensor_of
 
 _MATH = {
     "sqrt": torch.sqrt,
@@ -32,6 +35,7 @@ _MATH = {
     "trunc": torch.trunc,
     "erf": torch.erf,
 }
+_WHOLE = {"floor", "ceil", "trunc"}
 
 
 def _least(a: Any, b: Any) -> Any:
@@ -46,9 +50,17 @@ def _power(base: Any, exponent: Any) -> Any:
     return base**exponent
 
 
-def _of_tensors(usual: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..., Any]:
+def _of_numbers(
+    usual: Callable[..., Any], ours: Callable[..., Any], whole: bool = False
+) -> Callable[..., Any]:
+    """Return a function that computes with tensors if it gets a number of a step, or a tensor."""
+
     def call(*args: Any) -> Any:
-        return ours(*args) if any(isinstance(a, Tensor) for a in args) else usual(*args)
+        if not any(isinstance(a, Tensor) or type(a) is TracedNumber for a in args):
+            return usual(*args)
+        numbers = [a.reshape(()).item() if isinstance(a, Tensor) else a for a in args]
+        result = ours(*map(tensor_of, numbers))
+        return seen_by_steps(as_number(result, whole=True) if whole else result)
 
     return call
 
@@ -56,23 +68,28 @@ def _of_tensors(usual: Callable[..., Any], ours: Callable[..., Any]) -> Callable
 def _extreme(usual: Callable[..., Any], ours: Callable[[Any, Any], Any]) -> Callable[..., Any]:
     def call(*args: Any, **named: Any) -> Any:
         values = args[0] if len(args) == 1 and isinstance(args[0], list | tuple) else args
-        if named or not any(isinstance(v, Tensor) and v.dim() == 0 for v in values):
+        if named or not any(map(_is_scalar, values)):
             return usual(*args, **named)
-        result, *rest = values
+        result, *rest = map(tensor_of, values)
         for each in rest:
             result = ours(result, each)
-        return result
+        return seen_by_steps(result)
 
     return call
 
 
+def _is_scalar(value: Any) -> bool:
+    return type(value) is TracedNumber or (isinstance(value, Tensor) and value.dim() == 0)
+
+
 @contextlib.contextmanager
 def numbers_functions() -> Iterator[None]:
-    """Make functions of ``math``, ``min`` and ``max`` accept tensors that represent numbers."""
+    """Make functions of ``math``, ``min`` and ``max`` accept the numbers of a step."""
     replacements: list[tuple[Any, str, Callable[..., Any]]] = [
-        (math, name, _of_tensors(getattr(math, name), ours)) for name, ours in _MATH.items()
+        (math, name, _of_numbers(getattr(math, name), ours, name in _WHOLE))
+        for name, ours in _MATH.items()
     ]
-    replacements.append((math, "pow", _of_tensors(math.pow, _power)))
+    replacements.append((math, "pow", _of_numbers(math.pow, _power)))
     replacements.append((builtins, "min", _extreme(min, _least)))
     replacements.append((builtins, "max", _extreme(max, _most)))
     before = [(owner, name, getattr(owner, name)) for owner, name, _ in replacements]

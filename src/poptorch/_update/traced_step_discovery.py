@@ -82,6 +82,26 @@ def discover(spec: OptimSpec, narrow: Narrow) -> OptimSpec:
             known.constants |= needed.keys
         except Restart:
             pass
+        except Error:
+            raise
+        except Exception as error:
+            # Some functions accept Python numbers only, and not what replaces them.
+            numbers = _variable_numbers(spec, known)
+            if not numbers:
+                raise
+            log.engine.debug("With numbers that may change the optimizer's step fails: %s", error)
+            known.constants |= numbers
+
+
+def _variable_numbers(spec: OptimSpec, known: _Findings) -> set[str]:
+    """Return the keys of Python numbers that the step reads and that are no constants."""
+    assert spec.traced is not None
+    return {
+        slots.traced_hyper(leaf.name, at, torch.float64).key
+        for at, group in enumerate(spec.traced.groups)
+        for leaf in leaves_of(group.values)
+        if leaf.number and (at, leaf.name.partition(".")[0]) in known.read
+    } - known.constants
 
 
 @contextlib.contextmanager

@@ -40,7 +40,10 @@ from .absent_gradients import enter as enter_absent
 from .hook_calls import call_step, unhooked_step
 from .step_value_reads import ValueNeeded, value_needed
 from .step_values import is_number, unobserved
+from .traced_numbers import TracedNumber, seen_by_steps, tensor_of
 from .value_origins import Identifier, Origins
+
+_CONTAINERS = (dict, list, tuple, collections.deque)
 
 
 @dataclass
@@ -96,8 +99,11 @@ class _Entry(dict[Any, Any]):
 
     def __setitem__(self, key: Any, value: Any) -> None:
         if key not in self:
-            value = substituted(value, str(key), self._note)
+            value = substituted(value, str(key), self._noted)
         super().__setitem__(key, value)
+
+    def _noted(self, name: str, value: Any) -> Any:
+        return seen_by_steps(self._note(name, tensor_of(value)))
 
     def setdefault(self, key: Any, default: Any = None) -> Any:
         if key not in self:
@@ -236,7 +242,7 @@ class StepRun:
         """Return what an earlier step has stored there."""
         kept = self._inputs.kept.items()
         return {
-            name: value
+            name: seen_by_steps(value)
             for (traced, name), value in kept
             if traced == owner and name not in flat(values)
         }
@@ -247,7 +253,7 @@ class StepRun:
         known = inputs.kept.get(place)
         known = inputs.hypers.get(place) if known is None else known
         if known is not None or not isinstance(value, Leaf):
-            return value if known is None else known
+            return value if known is None else seen_by_steps(known)
         number = self._own.numbers.get(place)
         if number is None:
             raise several_elements(value)
@@ -352,15 +358,17 @@ class StepRun:
     def states(self) -> Iterator[tuple[str, dict[Any, Any]]]:
         for each in self.objects:
             for key, entry in each.state.items():
-                yield self._paths[id(key)], entry
+                yield self._paths[id(key)], _with_tensors(entry)
 
     def owned(self) -> Iterator[tuple[str, dict[Any, Any]]]:
         """Yield groups and objects as (owner, present contents)."""
         for at, group in enumerate(self.groups):
-            yield of_group(at), {k: dict.get(group, k) for k in list(group) if k != "params"}
+            held = {k: dict.get(group, k) for k in list(group) if k != "params"}
+            yield of_group(at), _with_tensors(held)
         for number, each in enumerate(self.objects):
             skipped = ("param_groups", "state")
-            yield of_optimizer(number), {k: v for k, v in vars(each).items() if k not in skipped}
+            held = {k: v for k, v in vars(each).items() if k not in skipped}
+            yield of_optimizer(number), _with_tensors(held)
 
     def views(self) -> Views:
         """Return which tensors share memory after the step."""
@@ -417,6 +425,16 @@ def _explained(optimizer: Any) -> Iterator[None]:
 
 
 def _copied(values: dict[str, Any]) -> dict[str, Any]:
-    """Return values in new containers, which the step does not change."""
-    copied: dict[str, Any] = substituted(values, "", lambda _, each: each)
+    """Return values in new containers, which the step does not change, with tensors in place of
+    the numbers.
+    """
+    copied: dict[str, Any] = substituted(values, "", lambda _, each: tensor_of(each), every=True)
     return copied
+
+
+def _with_tensors(values: dict[Any, Any]) -> dict[Any, Any]:
+    """Return values in which tensors represent the numbers."""
+    kinds = {*map(type, values.values())}
+    if TracedNumber in kinds or any(issubclass(kind, _CONTAINERS) for kind in kinds):
+        return _copied(dict(values))
+    return values

@@ -24,6 +24,7 @@ from .._base.errors import Error
 from .._base.source import raising_line
 from .number_tracing import Numbers
 from .step_value_reads import Restart
+from .traced_numbers import TracedNumber
 from .value_origins import WEIGHT, Identifier, ValueSources
 
 MOST = 64  # largest number of runs
@@ -220,19 +221,24 @@ class Choices:
         self._count()
         for branch in self._branches.values():
             branch.asked = []
-        self._last, self._constant = None, {}
+        self._last, self._constant, self.mode.refused = None, {}, None
         try:
-            return run()
+            results = run()
         except (Error, Restart):
             raise
         except Exception as error:
-            if self._last is None:
+            if self.mode.refused is not None:
+                raise self.mode.refused from error
+            if self._last is None or TracedNumber.__name__ in str(error):
                 raise
             question, yes = self._last
             self._assumed[question] = not yes
             line = raising_line(error) or "an unknown line"
             self.raised[line] = type(error).__name__
             raise _AnswerRaisesError from error
+        if self.mode.refused is not None:
+            raise self.mode.refused
+        return results
 
     def _count(self) -> None:
         self._runs += 1

@@ -120,7 +120,8 @@ class Specialization:
         }
         if any(getattr(plan, name) != value for name, value in now.items()):
             plan = dataclasses.replace(plan, **now)
-        plan = dataclasses.replace(plan, sizes=self._sizes_text())
+        numbers = self.task.optim.numbers_read if self.task.optim is not None else ""
+        plan = dataclasses.replace(plan, sizes=self._sizes_text(), numbers=numbers)
         self.compiled = dataclasses.replace(compiled, plan=plan)
         return plan
 
