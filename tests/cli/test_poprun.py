@@ -34,14 +34,15 @@ def job(folder: Path, *arguments: str, **more: str) -> tuple[int, str]:
 
 @pytest.mark.slow
 @pytest.mark.spec("parallel", 36, 37)
-def test_instances_on_two_hosts_know_their_index(tmp_path: Path) -> None:
+@pytest.mark.parametrize("hosts", [["localhost"], ["localhost", "other"]], ids=["one", "two"])
+def test_instances_on_each_host_know_their_index(hosts: list[str], tmp_path: Path) -> None:
     """A shell that runs its second argument on this machine replaces ssh."""
     shell, exported = tmp_path / "shell", tmp_path / "job.json"
     shell.write_text('#!/bin/sh\nexec sh -c "$2"\n')
     shell.chmod(0o755)
     status, printed = job(
         tmp_path,
-        "--host=localhost,other",
+        f"--host={','.join(hosts)}",
         "--num-instances=2",
         f"--port={jobs.free_port()}",
         "--num-replicas=6",
@@ -59,23 +60,25 @@ def test_instances_on_two_hosts_know_their_index(tmp_path: Path) -> None:
     )
     assert status == 0, printed
     lines = {line.partition("] ")[2] if line[0] == "[" else line for line in printed.splitlines()}
+    instances_of_a_host = 2 // len(hosts)
     for index in (0, 1):
+        index_on_host = index % instances_of_a_host
         settings_of_processes = {
-            "POPDIST_LOCAL_INSTANCE_INDEX=0",
+            f"POPDIST_LOCAL_INSTANCE_INDEX={index_on_host}",
             "POPDIST_NUM_IPUS_PER_REPLICA=2",
             "POPDIST_NUM_LOCAL_REPLICAS=3",
             "POPDIST_NUM_TOTAL_REPLICAS=6",
             f"POPDIST_REPLICA_INDEX_OFFSET={3 * index}",
             "POPDIST_STAGE_PROCESSES=1",
             "POPDIST_UNIFORM_REPLICAS_PER_INSTANCE=1",
-            "OMPI_COMM_WORLD_LOCAL_RANK=0",
-            "OMPI_COMM_WORLD_LOCAL_SIZE=1",
+            f"OMPI_COMM_WORLD_LOCAL_RANK={index_on_host}",
+            f"OMPI_COMM_WORLD_LOCAL_SIZE={instances_of_a_host}",
             f"OMPI_COMM_WORLD_RANK={index}",
             "OMPI_COMM_WORLD_SIZE=2",
             f"${{a}} $b {index}",
         }
         assert settings_of_processes <= lines, settings_of_processes - lines
-    assert "1  other  3 to 5" in printed
+    assert f"1  {hosts[-1]}  3 to 5" in printed
     assert "these options have no effect here: --vipu-partition" in printed
     stored = json.loads(exported.read_text())
     assert stored["num_instances"] == 2
@@ -115,14 +118,14 @@ def test_a_job_starts_again_and_a_killed_instance_is_named(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("other", ["launcher", "host"])
+@pytest.mark.parametrize("other", ["nothing", "launcher", "host"])
 def test_nothing_outlives_a_launcher_that_is_killed(other: str, tmp_path: Path) -> None:
     """Nor what another launcher, which it has started here or at a host, has started."""
     code = "setsid sleep 1000 & echo $! >> started; echo $$ >> started; exec sleep 1000"
     words = ["--num-instances=2", "--oversubscribe", "--", "sh", "-c", code]
     if other == "launcher":
         words = ["--", sys.executable, "-m", "poptorch._cli.poprun", *words]
-    else:
+    elif other == "host":
         words = ["--host=localhost,other", f"--port={jobs.free_port()}", *words]
     shell = tmp_path / "shell"
     shell.write_text('#!/bin/sh\nexec sh -c "$2"\n')

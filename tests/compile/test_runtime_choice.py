@@ -545,6 +545,7 @@ def test_a_saved_executable_uses_the_faster_runtime_where_it_is_loaded(
     assert runtime(loaded) == "onnxruntime"
 
 
+@pytest.mark.larger("test_the_faster_runtime_stays_and_the_plan_names_it")
 def test_another_process_exports_the_program(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

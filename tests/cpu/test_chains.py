@@ -74,6 +74,7 @@ def test_pieces_compute_the_same_as_the_whole_graph_for_all_sizes(
         torch.testing.assert_close([*found, *state], [*expected, *expected_state], **close)
 
 
+@pytest.mark.larger("test_pieces_compute_the_same_as_the_whole_graph")
 def test_masks_in_column_order_are_read_in_that_order() -> None:
     """Compiled code draws them row by row, which the next piece would not take."""
     tensors = DRAWING_IN_COLUMNS.tensors()

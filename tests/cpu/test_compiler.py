@@ -5,9 +5,12 @@ from pathlib import Path
 import pytest
 import torch
 import torch._inductor.config
+import torch._inductor.graph
+from torch._inductor import lowering
 
 import poptorch
 from helpers.wrapping import normal, options
+from poptorch._base import private
 from poptorch._compile import cache, tiers
 from poptorch._cpu import compiler
 
@@ -45,6 +48,23 @@ def test_code_is_compiled_without_a_shortcut_that_fails(monkeypatch: pytest.Monk
     assert len(attempts) == 1
 
 
+def test_operators_with_a_decomposition_are_left_to_eager_in_continuous_integration(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """If ``CI`` is set, torch's own function raises an error for such an operator."""
+    monkeypatch.setenv("CI", "true")
+    operator = torch.ops.aten.upsample_bilinear2d.default
+    monkeypatch.delitem(lowering.lowerings, operator, raising=False)
+
+    with private.replacing({"make_fallback": compiler._leave_to_eager}):
+        torch._inductor.graph.make_fallback(operator)
+
+    assert operator in lowering.lowerings
+
+
+@pytest.mark.larger(
+    "test_operators_with_a_decomposition_are_left_to_eager_in_continuous_integration"
+)
 @pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
 @pytest.mark.usefixtures("in_this_process")
 def test_code_is_compiled_in_continuous_integration(

@@ -9,6 +9,7 @@ from poptorch._cpu.half_roundings import rounds_to_half
 HALVES = pytest.mark.parametrize("half", [torch.bfloat16, torch.float16], ids=str)
 
 
+@pytest.mark.larger("test_a_compensated_sum_in_half_precision_is_that_of_eager_torch")
 @HALVES
 def test_what_rounding_removes_is_computed_by_compiled_code(half: torch.dtype) -> None:
     def removed(x: torch.Tensor) -> tuple[Tensors, Tensors]:

@@ -71,7 +71,7 @@ def some(x: torch.Tensor, n: torch.Tensor, y: torch.Tensor) -> tuple[Tensors, Te
     return [x.softmax(1), torch.erf(x), torch.where(x > y, x, y), picked, (n * 3 // 4) % 5], []
 
 
-@pytest.mark.slow
+@pytest.mark.full("compiles with all of torch's headers, which takes seven seconds")
 @pytest.mark.parametrize(
     "compute, width",
     [

@@ -51,19 +51,37 @@ def test_weights_are_packed_for_the_library_and_packed_again_when_they_change(
     check_new_weights(executor, model, x)
 
 
+def small_convolutions() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(8, 9, 3, 2, 1), nn.BatchNorm2d(9), nn.Conv2d(9, 4, 2)).eval()
+
+
 def test_small_convolutions_read_weights_tap_by_tap(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(convolutions, "SMALLEST", 1 << 20)
-    model = nn.Sequential(nn.Conv2d(8, 9, 3, 2, 1), nn.BatchNorm2d(9), nn.Conv2d(9, 4, 2)).eval()
-    executor, x = compiled(model, programs=2), normal(2, 8, 5, 6)
+    model, x = small_convolutions(), normal(2, 8, 5, 6)
+    executor = compiled(model)
 
     same(executor, model, x)
 
     described = forward_graph(executor)
     assert described.count(f"in  {LAYOUT_CHANGES}: float32[3, 3, 8, 9]") == 1
     assert not re.search("packed|batch_norm", described)
-    same(executor, model, x[:1])  # another program, which reads the plain weights
+    executor.load_state_dict({k: v * 0.75 for k, v in model.state_dict().items()})
+    same(executor, model, x)
+
+
+@pytest.mark.larger("test_small_convolutions_read_weights_tap_by_tap")
+def test_a_second_program_reads_the_plain_weights_of_small_convolutions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(convolutions, "SMALLEST", 1 << 20)
+    model, x = small_convolutions(), normal(2, 8, 5, 6)
+    executor = compiled(model, programs=2)
+    same(executor, model, x)
+
+    same(executor, model, x[:1])
+
     executor.load_state_dict({k: v * 0.75 for k, v in model.state_dict().items()})
     same(executor, model, x)
 

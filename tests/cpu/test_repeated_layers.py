@@ -90,7 +90,7 @@ def test_two_encoders_are_one_piece_forward_and_one_backward() -> None:
     assert rest == 1
 
 
-@pytest.mark.slow
+@pytest.mark.larger("test_equal_layers_are_one_piece_forward_and_one_backward")
 @pytest.mark.usefixtures("small_pieces_pay")
 @pytest.mark.parametrize("repeated", [NINE_LAYERS, TWO_ENCODERS], ids=["layers", "encoders"])
 def test_layers_with_symbolic_sizes_are_cut_as_those_with_numbers(repeated: Repeated) -> None:

@@ -197,7 +197,7 @@ def test_a_factorization_in_a_branch_that_is_not_taken_does_not_fail(factor: Fac
     both.compare()
 
 
-@pytest.mark.slow
+@pytest.mark.larger("test_a_factorization_in_a_branch_that_is_not_taken_does_not_fail")
 @pytest.mark.parametrize("factor", FACTORS.values(), ids=FACTORS)
 def test_compiled_code_does_not_fail_in_a_branch_that_is_not_taken(factor: Factor) -> None:
     both = preconditioned(factor, limit=0.0, backend="inductor")

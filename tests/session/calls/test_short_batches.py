@@ -113,6 +113,7 @@ def test_however_many_micro_batches_run_side_by_side_the_update_is_eagers(lanes:
     torch.testing.assert_close(model.state_dict(), other.state_dict())
 
 
+@pytest.mark.larger("test_an_epoch_with_a_short_last_batch_trains_like_eager")
 def test_with_sums_the_update_is_that_of_the_sum_of_the_losses() -> None:
     model = Net()
     other = copy.deepcopy(model)
@@ -452,6 +453,9 @@ def test_fewer_rows_are_cut_into_usual_micro_batches_whichever_size_came_first(
     torch.testing.assert_close(weights, eager)
 
 
+@pytest.mark.larger(
+    "test_with_programs_for_more_sizes_a_batch_that_divides_has_equal_micro_batches"
+)
 def test_with_programs_for_more_sizes_a_batch_of_another_length_is_cut_if_it_does_not_divide() -> (
     None
 ):

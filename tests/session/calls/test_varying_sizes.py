@@ -89,6 +89,20 @@ def test_the_second_size_is_the_last_that_is_compiled() -> None:
 
 
 def test_compiled_code_serves_all_sizes() -> None:
+    model = of(lambda m, x: m.linear(x).softmax(1))
+    executor = wrapped(model, backend="inductor")
+    with compilations() as compiled:
+        found = [executor(normal(2, length, 8)) for length in LENGTHS]
+    with torch.no_grad():
+        expected = [model(normal(2, length, 8)) for length in LENGTHS]
+
+    assert len(compiled) == 2
+    assert runs_compiled(executor)
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.larger("test_compiled_code_serves_all_sizes")
+def test_compiled_attention_serves_all_sizes() -> None:
     model = Attention().eval()
     executor = wrapped(model, backend="inductor")
     with compilations() as compiled:
@@ -322,7 +336,7 @@ def test_compiled_code_serves_sizes_that_equal_fixed_ones(
     assert len(executor._session.programs.all) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.larger("test_a_size_may_equal_one_that_is_fixed")
 def test_two_sizes_that_were_equal_in_the_first_calls_may_differ_later() -> None:
     shapes = ((8, 8, 8), (4, 4, 8), (5, 7, 8), (3, 9, 8), (6, 6, 8))
     with compilations() as compiled:
@@ -443,6 +457,7 @@ def test_compiled_code_computes_with_sizes_as_python_does() -> None:
     assert executor._session.now.inputs.symbols
 
 
+@pytest.mark.larger("test_python_arithmetic_of_sizes_is_that_of_every_size")
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_training_divides_by_the_root_of_the_length(accumulation: int) -> None:
     part = Classifier()
@@ -846,6 +861,7 @@ def test_training_serves_all_sizes_with_the_numbers_of_eager_torch(kind: type[Cl
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
+@pytest.mark.larger("test_a_short_last_batch_needs_a_second_compilation_and_no_third")
 def test_a_short_last_batch_is_trained_by_the_program_for_all_sizes() -> None:
     with compilations() as compiled:
         _, found, expected = train(Classifier(), (8, 5), (8, 5), (3, 5), (8, 5), (7, 5), (2, 5))
@@ -891,6 +907,7 @@ UPSAMPLED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
+@pytest.mark.larger("test_training_pools_and_interpolates_all_sizes")
 @pytest.mark.parametrize("name", slow_but_the_first(UPSAMPLED))
 def test_training_interpolates_all_sizes(name: str) -> None:
     model = OfPart(lambda values: UPSAMPLED[name](values.mT).flatten(2)[:, :3].mean(2))
@@ -937,7 +954,7 @@ def test_gradients_of_parts_serve_all_sizes(part: Callable[[torch.Tensor], torch
     torch.testing.assert_close(found, expected)
 
 
-@pytest.mark.slow
+@pytest.mark.larger("test_training_serves_all_sizes_with_the_numbers_of_eager_torch")
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_training_returns_results_of_all_sizes(accumulation: int) -> None:
     model = PerToken()
@@ -1009,6 +1026,7 @@ class Padded(Classifier):
         return nn.functional.cross_entropy(self.head(self.layer(values).mean(1)), labels)
 
 
+@pytest.mark.larger("test_inputs_are_padded_by_a_number_that_depends_on_their_size")
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_training_pads_by_a_number_that_depends_on_the_size(accumulation: int) -> None:
     with compilations() as compiled:
@@ -1020,6 +1038,7 @@ def test_training_pads_by_a_number_that_depends_on_the_size(accumulation: int) -
     torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.larger("test_training_with_several_micro_batches_serves_all_sizes")
 def test_micro_batches_of_all_sizes_run_side_by_side() -> None:
     executor, _, _ = train(Classifier(), (2, 5), (2, 9), accumulation=4)
 
@@ -1038,6 +1057,7 @@ def test_compiled_lanes_serve_all_sizes() -> None:
     torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.larger("test_training_with_several_micro_batches_serves_all_sizes")
 def test_the_rows_of_several_micro_batches_vary_together() -> None:
     with compilations() as compiled:
         _, found, expected = train(
@@ -1048,6 +1068,7 @@ def test_the_rows_of_several_micro_batches_vary_together() -> None:
     torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.larger("test_two_dimensions_that_vary_have_two_symbols")
 def test_rows_and_lengths_that_are_equal_in_a_whole_batch_only_have_two_symbols() -> None:
     executor, found, expected = train(Classifier(), (3, 6), (4, 8), (2, 8), accumulation=2)
 
@@ -1113,6 +1134,7 @@ def test_without_an_option_one_program_serves_other_sizes_after_a_warning(
     assert len(compiled) == 2
 
 
+@pytest.mark.larger("test_without_an_option_one_program_serves_other_sizes_after_a_warning")
 def test_without_an_option_training_serves_other_sizes() -> None:
     model = Classifier()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -1225,6 +1247,7 @@ def test_an_empty_batch_is_refused_and_no_option_is_suggested(
     assert executor(normal(4, 5, 8)).shape == (4, 5, 8)
 
 
+@pytest.mark.larger("test_an_empty_batch_is_refused_and_no_option_is_suggested")
 @pytest.mark.parametrize("rows", [4, 3])
 def test_an_empty_batch_is_refused_in_training(rows: int) -> None:
     model = Classifier()
@@ -1370,6 +1393,7 @@ def test_python_code_is_written_for_the_size_that_was_compiled(tmp_path: Path) -
     assert "sym_size" not in (tmp_path / "step.py").read_text()
 
 
+@pytest.mark.larger("test_python_code_is_written_for_the_size_that_was_compiled")
 def test_python_code_of_a_training_step_with_lanes_is_written(tmp_path: Path) -> None:
     executor, _, _ = train(Classifier(), (2, 5), (2, 9), accumulation=2)
     executor.export(tmp_path / "step.py")
@@ -1410,7 +1434,7 @@ def losses_of(checkpoints: poptorch.Checkpoints, saved_at: int | None = None) ->
     return losses
 
 
-@pytest.mark.slow
+@pytest.mark.larger("test_training_serves_all_sizes_with_the_numbers_of_eager_torch")
 @pytest.mark.parametrize("saved_at", [1, 2, 3])
 def test_a_run_that_is_resumed_at_another_size_goes_on_as_if_it_had_not_stopped(
     saved_at: int, tmp_path: Path

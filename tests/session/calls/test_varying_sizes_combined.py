@@ -128,6 +128,7 @@ def test_a_loaded_model_is_called_at_many_sizes(backend: str, tmp_path: Path) ->
     serves_all_sizes(loaded, backend)
 
 
+@pytest.mark.larger("test_a_loaded_model_is_called_at_many_sizes")
 @on_both
 def test_a_program_from_a_file_trains_at_many_sizes(backend: str, tmp_path: Path) -> None:
     model = Tagger()
@@ -188,6 +189,7 @@ def test_bfloat16_at_many_sizes(backend: str) -> None:
     serves_all_sizes(executor, backend)
 
 
+@pytest.mark.larger("test_calls_with_and_without_autocast_alternate_at_many_sizes")
 @on_both
 def test_training_under_autocast_at_many_sizes(backend: str) -> None:
     model = Autocast(Tagger())
@@ -271,8 +273,8 @@ def test_compiled_results_of_output_modes_at_many_sizes(mode: str, name: str) ->
 
 
 TRAINING: dict[str, dict[str, int]] = {
-    "all": {"iterations": 2, "accumulation": 2, "replicas": 2},
     "iterations": {"iterations": 2},
+    "all": {"iterations": 2, "accumulation": 2, "replicas": 2},
     "accumulation": {"accumulation": 4},
     "accumulation, in chunks": {"accumulation": 4, "lanes": 2},
     "accumulation, one after another": {"accumulation": 2, "lanes": 1},
