@@ -96,6 +96,13 @@ ARITHMETIC |= {"subtract", *SCALED}
 ROUNDED_NUMBERS = {"add", "sub", "subtract", "rsub", "pow"}
 """Functions whose numbers torch rounds to a half type if the tensors have one."""
 
+KEEPS_GEOMETRY = ARITHMETIC | {
+    "abs", "ceil", "clamp", "clamp_max", "clamp_min", "clip", "copy", "exp", "fill", "floor", "log",
+    "neg", "reciprocal", "relu", "round", "rsqrt", "setitem", "sign", "sqrt", "square", "tanh",
+    "zero",
+}  # fmt: skip
+"""Functions that, in place, change no shapes."""
+
 WHOLE = {"add", "sub", "subtract", "rsub", "mul", "multiply", "neg", "abs", "floordiv", "mod"}
 """Functions whose result is an ``int`` if their operands are."""
 

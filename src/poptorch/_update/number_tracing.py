@@ -39,10 +39,20 @@ from .known_functions import (
 from .lists_of_tensors import one_by_one
 from .memory_reads import MemoryReads
 from .step_value_reads import Restart, ValueNeeded, foreign_tensor
-from .step_values import as_number, is_number, is_whole, replaced, tensors_in
-from .traced_numbers import holds_numbers, read_value, seen_by_steps, with_tensors
+from .step_values import (
+    ATOMS,
+    MARK,
+    as_number,
+    is_number,
+    is_whole,
+    replaced,
+    tensors_in,
+)
+from .traced_numbers import TracedNumber, holds_numbers, read_value, seen_by_steps, with_tensors
 from .value_origins import HYPER, Identifier, Origins, ValueSources
 
+_MAY_HOLD = frozenset({TracedNumber, list, tuple})
+_QUESTIONS = ABOUT - MemoryReads.FUNCTIONS
 Memo = Callable[[Any, Identifier, tuple[Any, ...], dict[str, Any], Callable[[], Any]], Any]
 
 
@@ -68,8 +78,15 @@ class Numbers(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
+        if len(args) == 1 and type(args[0]) is self.without_values and not kwargs:
+            # Most calls ask something about a tensor of the step.
+            about = getattr(func, "__name__", "") in _QUESTIONS and func != GET_DATA
+            if about and id(args[0]) not in self.hosts:
+                return func(*args)
+        kwargs = kwargs or {}
+        kinds = {*map(type, args), *map(type, kwargs.values())}
         try:
-            if holds_numbers(args) or (kwargs and holds_numbers(kwargs.values())):
+            if not _MAY_HOLD.isdisjoint(kinds) and holds_numbers((*args, *kwargs.values())):
                 args, kwargs = with_tensors(args), with_tensors(kwargs)
                 return seen_by_steps(self._called(func, args, kwargs))
             result = self._called(func, args, kwargs)
@@ -83,9 +100,7 @@ class Numbers(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if name in MemoryReads.FUNCTIONS and self.memory_reads is not None:
             self.memory_reads.check(name, tensors_in((args, kwargs)))
-        if name in ABOUT and self._is_plain_question(func, args):
-            return func(*args, **(kwargs or {}))
-        kwargs = dict(kwargs or {})
+        kwargs = dict(kwargs)
         if not args:
             args, kwargs = by_position(kwargs)
         args, kwargs, given = self._of_run(func, args, kwargs)
@@ -119,11 +134,6 @@ class Numbers(TorchFunctionMode):
             return self._compute(torch.full, "full", ((), args[0]), kwargs)
         return self._compute(func, name, args, kwargs, given)
 
-    def _is_plain_question(self, func: Any, args: tuple[Any, ...]) -> bool:
-        """Return whether something about a tensor of the step is asked, as most calls do."""
-        plain = len(args) == 1 and type(args[0]) is self.without_values
-        return plain and id(args[0]) not in self.hosts and func != GET_DATA
-
     def _answered(self, func: Any, *args: Any, **kwargs: Any) -> Any:
         return self._called(func, args, kwargs)
 
@@ -135,13 +145,16 @@ class Numbers(TorchFunctionMode):
         """Return arguments in which the tensors of the step replace the user's parameters, and the
         tensors among them.
         """
-        given = tensors_in((*args, *kwargs.values()))
         hosts, kind = self.hosts, self.without_values
-        for each in given:  # nearly all calls have only tensors of the step
-            if type(each) is not kind or id(each) in hosts:
+        given: list[Any] = []
+        for each in (*args, *kwargs.values()):  # nearly all calls have only tensors of the step
+            if type(each) is kind and id(each) not in hosts:
+                given.append(each)
+            elif type(each) not in ATOMS:
                 break
         else:
             return args, kwargs, given
+        given = tensors_in((*args, *kwargs.values()))
         if not any(map(self._is_host, given)):
             return args, kwargs, given
         self._check_hosts(func, given)
@@ -174,8 +187,9 @@ class Numbers(TorchFunctionMode):
     ) -> Any:
         """``given``: the tensors among the arguments, if the caller has found them."""
         given = tensors_in((args, kwargs)) if given is None else given
-        scaled = bool(kwargs) and name.rstrip("_") in SCALED and bool(tensors_in(kwargs))
-        numbers = scaled or any(map(is_number, given))
+        numbers = bool(kwargs) and name.rstrip("_") in SCALED and bool(tensors_in(kwargs))
+        for each in given:
+            numbers = numbers or MARK in vars(each)
         if (
             numbers
             and args
@@ -186,7 +200,7 @@ class Numbers(TorchFunctionMode):
             # Python numbers do not change in place: ``x += 1`` makes a new number.
             name = name[:-1]
             func = getattr(Tensor, name)
-        known = self.origins.name(title_of(func), args, kwargs)
+        known = self.origins.name(name or title_of(func), args, kwargs)
         if numbers:
             return self._with_numbers(func, name, args, kwargs, known, given)
 
@@ -260,7 +274,6 @@ class Numbers(TorchFunctionMode):
             operands = (*args, *kwargs.values())
             keeps = operation_of(title_of(func)) in WHOLE and all(map(is_whole, operands))
             self._computed[known] = as_number(result, whole=keeps)
-            self.origins.keep(result)
         return result
 
     def _filled(

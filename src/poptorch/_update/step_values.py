@@ -19,7 +19,8 @@ from .._base import private
 _SEQUENCES = (list, tuple)
 _CONTAINERS = frozenset({list, tuple, dict})
 # Most arguments of operators are tensors or of these types, which are recognised first.
-_ATOMS = frozenset({int, float, bool, str, type(None), torch.dtype, torch.device})
+ATOMS = frozenset({int, float, bool, str, type(None), torch.dtype, torch.device})
+MARK = "represents_int"  # an attribute of tensors that represent numbers
 
 
 class Geometry(NamedTuple):
@@ -42,20 +43,19 @@ def _without_functions() -> Callable[[], contextlib.AbstractContextManager[None]
 
 
 def is_number(value: Any) -> bool:
-    return isinstance(value, Tensor) and getattr(value, "represents_number", False)
+    return isinstance(value, Tensor) and MARK in vars(value)
 
 
 def as_number(tensor: Tensor, whole: bool = False) -> Tensor:
     """Mark a tensor. With ``whole``, it represents an ``int``, and otherwise a ``float``."""
-    tensor.represents_number = True  # type: ignore[attr-defined]
-    tensor.represents_int = whole  # type: ignore[attr-defined]
+    vars(tensor)[MARK] = whole
     return tensor
 
 
 def is_whole(value: Any) -> bool:
     """Return whether a value is an ``int``, or represents one."""
     if isinstance(value, Tensor):
-        return is_number(value) and bool(value.represents_int)  # type: ignore[attr-defined]
+        return bool(vars(value).get(MARK))
     return isinstance(value, int) and not isinstance(value, bool)
 
 
@@ -79,7 +79,7 @@ def tensors_in(value: Any) -> list[Tensor]:
 
 def _collect(values: Iterable[Any], found: list[Tensor]) -> None:
     for each in values:
-        if type(each) in _ATOMS or (type(each) in _CONTAINERS and not each):
+        if type(each) in ATOMS or (type(each) in _CONTAINERS and not each):
             continue
         if isinstance(each, Tensor):
             found.append(each)

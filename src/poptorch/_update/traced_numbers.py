@@ -39,16 +39,13 @@ class TracedNumber(torch.SymFloat):
 
     def __init__(self, tensor: Tensor) -> None:
         self.tensor = tensor
+        number = int if is_whole(tensor) else float
+        self._kind = bool if tensor.dtype is torch.bool else number
 
-    def _kind(self) -> type:
-        if self.tensor.dtype is torch.bool:
-            return bool
-        return int if is_whole(self.tensor) else float
-
-    __class__ = property(_kind)  # what isinstance() asks for
+    __class__ = property(operator.attrgetter("_kind"))  # what isinstance() asks for
 
     def __getattr__(self, name: str) -> Any:
-        kind = self.__class__
+        kind = self._kind
         if hasattr(kind, name):
             read_value(self.tensor, f".{name}")
         raise AttributeError(f"'{kind.__name__}' object has no attribute '{name}'")
@@ -74,7 +71,7 @@ class TracedNumber(torch.SymFloat):
         read_value(self.tensor, "complex()")
 
     def __index__(self) -> int:
-        if self.__class__ is float:
+        if self._kind is float:
             raise TypeError("'float' object cannot be interpreted as an integer")
         read_value(self.tensor, "an index")
 

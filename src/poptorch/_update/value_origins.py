@@ -8,12 +8,21 @@ Identifiers of values of two weights have equal numbers if the values are comput
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from .known_functions import COPIES, FILLING, MADE_OF_NOTHING, UNSET, title_of
+from .known_functions import (
+    COPIES,
+    FILLING,
+    KEEPS_GEOMETRY,
+    MADE_OF_NOTHING,
+    UNSET,
+    operation_of,
+    title_of,
+)
 from .step_values import Geometry, as_number, geometry_of, place_of, tensors_in, unobserved
 
 ValueSource = tuple[str, str]  # what a value depends on: role and key
@@ -23,6 +32,7 @@ _NOTHING: ValueSources = frozenset()
 # The usual types of arguments, which are recognised without a look at their base classes.
 _AS_IT_IS, _SEQUENCES = frozenset({str, Geometry}), frozenset({list, tuple})
 _EXACT, _INEXACT = frozenset({int, bool, type(None), torch.dtype}), frozenset({float, complex})
+_ABSENT = type(None).__name__, None
 
 
 class Identifier(NamedTuple):
@@ -31,6 +41,14 @@ class Identifier(NamedTuple):
     number: int  # equal for two weights whose values are computed in the same way
     # path of the only weight that the value is computed from; "" for none or several
     weight: str = ""
+
+
+class _Spot(NamedTuple):
+    """Where a tensor is, which asking torch for takes as long as all the rest."""
+
+    tensor: Tensor  # keeps its memory alive, so that no other tensor gets it
+    place: int
+    geometry: Geometry
 
 
 class Origins:
@@ -43,7 +61,16 @@ class Origins:
         self._contents: dict[int, Identifier] = {}  # by storage
         self._sources: dict[int, ValueSources] = {}  # by storage
         self._uniform: dict[int, complex] = {}  # storages in which all elements are the same number
-        self._kept: list[Tensor] = []  # keeps storages alive, so that their ids stay unique
+        self._spots: dict[int, _Spot] = {}  # by the id of a tensor
+        self._former: list[_Spot] = []  # of tensors that have changed their shape
+
+    def _spot(self, tensor: Tensor) -> _Spot:
+        known = self._spots.get(id(tensor))
+        if known is None:
+            with unobserved():
+                known = _Spot(tensor, place_of(tensor), geometry_of(tensor))
+            self._spots[id(tensor)] = known
+        return known
 
     # Inputs.
 
@@ -52,9 +79,7 @@ class Origins:
 
         Two weights may have inputs with the same name. These inputs correspond to each other.
         """
-        self.keep(tensor)
-        with unobserved():
-            place = place_of(tensor)
+        place = self._spot(tensor).place
         role, key = source
         known = self.name("input of a weight" if role == WEIGHT else "input", name)
         self._contents[place] = known._replace(weight=key) if role == WEIGHT else known
@@ -68,28 +93,25 @@ class Origins:
         """
         return as_number(self.enter(tensor, name, source), whole=kind == "int")
 
-    def keep(self, tensor: Tensor) -> None:
-        self._kept.append(tensor)
-
     def mark_uniform(self, number: Tensor, value: complex) -> None:
         """Record the present value of a number."""
-        with unobserved():
-            self._uniform[place_of(number)] = value
+        self._uniform[self._spot(number).place] = value
 
     # Queries.
 
     def uniform(self, tensor: Tensor) -> complex | None:
         """Return the number that all elements are equal to, if it is known."""
-        with unobserved():
-            return self._uniform.get(place_of(tensor))
+        return self._uniform.get(self._spot(tensor).place)
 
     def sources(self, value: Any) -> ValueSources:
-        with unobserved():
-            return self._sources_of(tensors_in(value))
+        return self._sources_of(tensors_in(value))
 
     def _sources_of(self, tensors: list[Tensor]) -> ValueSources:
-        found = [self._sources.get(place_of(each), _NOTHING) for each in tensors]
-        return found[0] if len(found) == 1 else _NOTHING.union(*found)
+        found = _NOTHING
+        for each in tensors:
+            sources = self._sources.get(self._spot(each).place, _NOTHING)
+            found = found | sources if found else sources
+        return found
 
     def identifier(self, value: Any) -> Identifier:
         """Return the identifier of a value."""
@@ -101,16 +123,15 @@ class Origins:
         """Record that results depend on the sources of the arguments, and return these."""
         before = self.sources(args)
         for each in tensors_in(results):
-            self.keep(each)
-            place = place_of(each)
+            place = self._spot(each).place
             self._sources[place] = before | self._sources.get(place, _NOTHING)
         return before
 
     def derive(self, known: Identifier, before: Tensor, made: Tensor) -> Tensor:
         """Record that a new tensor was made from another one, with the given identifier."""
-        self.keep(made)
-        self._contents[place_of(made)] = known
-        self._sources[place_of(made)] = self.sources(before)
+        place = self._spot(made).place
+        self._contents[place] = known
+        self._sources[place] = self.sources(before)
         return made
 
     def note(
@@ -126,38 +147,47 @@ class Origins:
 
         ``given``: the tensors among the arguments, if the caller has found them.
         """
-        with unobserved():
-            title = title_of(func)
-            written = _writes(title)
-            outputs = [result] if isinstance(result, Tensor) else tensors_in(result)
-            if title == "__setitem__":
-                outputs.append(args[0])
-            if "out" in kwargs:
-                outputs += tensors_in(kwargs["out"])
-                written = True
-            before = self._sources_of(tensors_in((args, kwargs)) if given is None else given)
-            for at, each in enumerate(outputs):
-                place = place_of(each)
-                if place in self._contents and not written:
-                    continue  # a view, or the argument itself
-                self._kept.append(each)
-                self._uniform.pop(place, None)
-                if func in MADE_OF_NOTHING or func in FILLING:
-                    self._note_uniform(func, args, kwargs, each)
-                    continue
-                if func in UNSET:
-                    self._contents[place] = self.name("unset", geometry_of(each))
-                    self._sources[place] = _NOTHING
-                    continue
-                was = self._contents.get(place)
-                self._contents[place] = self._identified((known, at, was, geometry_of(each)))
-                self._sources[place] = before | self._sources.get(place, _NOTHING)
-                if title in COPIES and place_of(args[0]) in self._uniform:
-                    self._uniform[place] = self._uniform[place_of(args[0])]
+        title = title_of(func)
+        written = _writes(title)
+        outputs = [result] if isinstance(result, Tensor) else tensors_in(result)
+        if title == "__setitem__":
+            outputs.append(args[0])
+        if "out" in kwargs:
+            outputs += tensors_in(kwargs["out"])
+            written = True
+        before = self._sources_of(tensors_in((args, kwargs)) if given is None else given)
+        if written and ("out" in kwargs or operation_of(title) not in KEEPS_GEOMETRY):
+            for each in outputs:
+                self._forget(each)
+        for at, each in enumerate(outputs):
+            _, place, geometry = self._spot(each)
+            if place in self._contents and not written:
+                continue  # a view, or the argument itself
+            self._uniform.pop(place, None)
+            if func in MADE_OF_NOTHING or func in FILLING:
+                self._note_uniform(func, args, kwargs, each)
+                continue
+            if func in UNSET:
+                self._contents[place] = self.name("unset", geometry)
+                self._sources[place] = _NOTHING
+                continue
+            self._contents[place] = self._result(known, at, self._contents.get(place), geometry)
+            sources = self._sources.get(place)
+            self._sources[place] = before | sources if sources else before
+            if title in COPIES:
+                uniform = self._uniform.get(self._spot(args[0]).place)
+                if uniform is not None:
+                    self._uniform[place] = uniform
         return result
 
+    def _forget(self, tensor: Tensor) -> None:
+        """Ask torch again for the shape of a tensor, which may have changed in place."""
+        known = self._spots.pop(id(tensor), None)
+        if known is not None:
+            self._former.append(known)
+
     def _note_uniform(self, func: Any, args: Any, kwargs: Any, result: Tensor) -> None:
-        place = place_of(result)
+        _, place, geometry = self._spot(result)
         if func in FILLING:
             at = FILLING[func]
             value = args[at] if len(args) > at else kwargs.get("fill_value", kwargs.get("value"))
@@ -168,7 +198,7 @@ class Origins:
             self._sources[place] = of_number
             if place in self._uniform:
                 del self._uniform[place]
-            known = self._uniform.get(place_of(value))
+            known = self._uniform.get(self._spot(value).place)
             if known is not None:
                 self._uniform[place] = known
             form: Any = value
@@ -176,7 +206,7 @@ class Origins:
             self._sources[place] = _NOTHING
             form = value if isinstance(value, complex) else float(value)
             self._uniform[place] = form
-        self._contents[place] = self.name("filled", form, geometry_of(result))
+        self._contents[place] = self.name("filled", form, geometry)
 
     # Identifiers.
 
@@ -184,12 +214,18 @@ class Origins:
         """Return the identifier of a computation from its parts, such as a function and
         its arguments.
         """
-        with unobserved():
-            return self._identified(parts)
-
-    def _identified(self, parts: tuple[Any, ...]) -> Identifier:
         weights: list[str] = []
-        form: Any = self._form(parts, weights)
+        return self._numbered(self._forms(parts, weights), weights)
+
+    def _result(
+        self, known: Identifier, at: int, was: Identifier | None, geometry: Geometry
+    ) -> Identifier:
+        """Return the identifier of a result. ``was``: what its memory contained before."""
+        before: Any = _ABSENT if was is None else self._plain[was.number]
+        weights = [each.weight for each in (known, was) if each is not None and each.weight]
+        return self._numbered((self._plain[known.number], ("int", at), before, geometry), weights)
+
+    def _numbered(self, form: tuple[Any, ...], weights: list[str]) -> Identifier:
         several = len(weights) > 1 and len(set(weights)) > 1
         if several:
             form = *form, ("weights", *weights)
@@ -200,44 +236,52 @@ class Origins:
             self._plain.append(Identifier(number))
         return Identifier(number, weights[0]) if weights and not several else self._plain[number]
 
-    def _form(self, value: Any, weights: list[str]) -> Any:
-        """Return how a value is computed, without the names of weights, which are appended
+    def _forms(self, values: Iterable[Any], weights: list[str]) -> tuple[Any, ...]:
+        """Return how values are computed, without the names of weights, which are appended
         to a list.
         """
-        kind = type(value)
-        if kind in _AS_IT_IS:
-            return value
-        if kind in _SEQUENCES:
-            return tuple(
-                [each if type(each) in _AS_IT_IS else self._form(each, weights) for each in value]
-            )
-        if kind is dict:
-            if not value:
-                return ()
-            return tuple([(key, self._form(each, weights)) for key, each in value.items()])
-        if kind in _EXACT:
-            return kind.__name__, value
-        if kind in _INEXACT:
-            return f"number {value!r}"  # the sign of a zero matters, too
-        if kind is Identifier:
-            if value.weight:
-                weights.append(value.weight)
-            return self._plain[value.number]
-        if isinstance(value, Tensor):
-            place = place_of(value)
-            known = self._contents.get(place)
-            if known is None:
-                self.keep(value)
-                known = self._contents[place] = self.name("foreign", id(value))
-            if known.weight:
-                weights.append(known.weight)
-            return "tensor", self._plain[known.number], geometry_of(value)
+        forms: list[Any] = []
+        for value in values:
+            kind = type(value)
+            form: Any = value
+            if kind in _EXACT:
+                form = kind.__name__, value
+            elif kind in _INEXACT:
+                form = f"number {value!r}"  # the sign of a zero matters, too
+            elif kind is Identifier:
+                form = self._plain[value.number]
+                if value.weight:
+                    weights.append(value.weight)
+            elif kind in _SEQUENCES:
+                form = self._forms(value, weights)
+            elif kind is dict:
+                form = self._of_entries(value, weights) if value else ()
+            elif isinstance(value, Tensor):
+                form = self._of_tensor(value, weights)
+            elif kind not in _AS_IT_IS:
+                form = self._of_other(value, weights)
+            forms.append(form)
+        return tuple(forms)
+
+    def _of_entries(self, values: Mapping[Any, Any], weights: list[str]) -> Any:
+        return tuple(zip(values, self._forms(values.values(), weights), strict=True))
+
+    def _of_tensor(self, tensor: Tensor, weights: list[str]) -> Any:
+        _, place, geometry = self._spot(tensor)
+        known = self._contents.get(place)
+        if known is None:
+            known = self._contents[place] = self.name("foreign", id(tensor))
+        if known.weight:
+            weights.append(known.weight)
+        return "tensor", self._plain[known.number], geometry
+
+    def _of_other(self, value: Any, weights: list[str]) -> Any:
         if isinstance(value, list | tuple):
-            return tuple([self._form(each, weights) for each in value])
+            return self._forms(value, weights)
         if isinstance(value, float | complex):
             return f"number {value!r}"
         if isinstance(value, dict):
-            return tuple([(key, self._form(each, weights)) for key, each in value.items()])
+            return self._of_entries(value, weights)
         try:
             hash(value)
         except TypeError:
