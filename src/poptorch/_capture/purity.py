@@ -19,7 +19,7 @@ from .._ir.block_labels import line_of, note_on
 from .._ir.compiler_pass import is_left_out
 from .._ir.graph import copied, lazily, remove_dead_nodes
 from .._ir.operators import Operator, acts, may_view, writes
-from .._ir.symbolic import computes_size
+from .._ir.symbolic import computes_size, has_symbols
 from .._ir.tensors import Tensors
 from .._ops import pure_forms
 from .._ops.draws import ORDER
@@ -124,8 +124,15 @@ class _Replay(fx.Interpreter):
         result, recorded = super().run_node(n), n.meta.get("val")
         if not isinstance(result, torch.Tensor) or not isinstance(recorded, torch.Tensor):
             return result
-        own = not may_view(n) and recorded.is_contiguous()
+        own = not may_view(n) and _is_contiguous(recorded)
         return result.contiguous() if own else result
+
+
+def _is_contiguous(recorded: torch.Tensor) -> bool:
+    if not has_symbols(recorded.shape):
+        return recorded.is_contiguous()
+    with private.disable_proxy_modes_tracing():  # sizes of the replayed graph are not those here
+        return recorded.is_contiguous()
 
 
 def _functionalize(

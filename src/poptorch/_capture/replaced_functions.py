@@ -22,6 +22,8 @@ from .masked_selection import Selected, select
 from .recorded import constant_value
 from .trace import untraced
 
+aten = torch.ops.aten
+
 
 def _as_numbers(argument: Any) -> Any:
     known = constant_value(argument) if isinstance(argument, torch.Tensor) else None
@@ -205,20 +207,23 @@ def _max_pool_of_rows(
 
     given = in_row(kernel_size, 1), in_row(kernel_size if stride in (None, [], ()) else stride, 1)
     sizes = *given, in_row(padding, 0), in_row(dilation, 1)
-    pooled, indices = torch.ops.aten.max_pool2d_with_indices(input.unsqueeze(-2), *sizes, ceil_mode)
+    pooled, indices = aten.max_pool2d_with_indices(input.unsqueeze(-2), *sizes, ceil_mode)
     pooled = pooled.squeeze(-2)
     return (pooled, indices.squeeze(-2)) if return_indices else pooled
 
 
 _MOST_PARTS = 64  # so that the product of a size and a factor has no rounding error
 _UPSAMPLING: dict[tuple[str, int], tuple[Any, bool]] = {
-    ("nearest", 1): (torch.ops.aten.upsample_nearest1d.default, False),
-    ("nearest", 2): (torch.ops.aten.upsample_nearest2d.default, False),
-    ("nearest", 3): (torch.ops.aten.upsample_nearest3d.default, False),
-    ("linear", 1): (torch.ops.aten.upsample_linear1d.default, True),
-    ("bilinear", 2): (torch.ops.aten.upsample_bilinear2d.default, True),
-    ("bicubic", 2): (torch.ops.aten.upsample_bicubic2d.default, True),
-    ("trilinear", 3): (torch.ops.aten.upsample_trilinear3d.default, True),
+    ("nearest", 1): (aten.upsample_nearest1d.default, False),
+    ("nearest", 2): (aten.upsample_nearest2d.default, False),
+    ("nearest", 3): (aten.upsample_nearest3d.default, False),
+    ("linear", 1): (aten.upsample_linear1d.default, True),
+    ("bilinear", 2): (aten.upsample_bilinear2d.default, True),
+    ("bicubic", 2): (aten.upsample_bicubic2d.default, True),
+    ("trilinear", 3): (aten.upsample_trilinear3d.default, True),
+    ("nearest-exact", 1): (aten._upsample_nearest_exact1d.default, False),
+    ("nearest-exact", 2): (aten._upsample_nearest_exact2d.default, False),
+    ("nearest-exact", 3): (aten._upsample_nearest_exact3d.default, False),
 }
 
 
@@ -237,7 +242,7 @@ def _interpolate(
     each = [*given] if isinstance(given, (tuple, list)) else [given] * dims
     is_simple = not (antialias or recompute_scale_factor) and None in (size, scale_factor)
     is_simple = is_simple and len(each) == dims and (size is not None or all(map(_is_exact, each)))
-    if operator is None or not is_simple or not has_symbols(input.shape):
+    if operator is None or not is_simple or not has_symbols((*input.shape, *each)):
         return F.interpolate(
             input, size, scale_factor, mode, align_corners, recompute_scale_factor, antialias
         )

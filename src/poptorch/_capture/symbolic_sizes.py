@@ -121,7 +121,12 @@ def _sqrt(value: Any) -> Any:
     return torch.sym_sqrt(value) if isinstance(value, tuple(_SYMBOLS)) else _plain_sqrt(value)
 
 
-_FUNCTIONS: Mapping[str, Any] = {"isinstance": _is_instance, "len": _len}
+def _divmod(value: Any, by: Any) -> Any:
+    is_symbolic = isinstance(value, tuple(_SYMBOLS)) or isinstance(by, tuple(_SYMBOLS))
+    return (value // by, value % by) if is_symbolic else divmod(value, by)
+
+
+_FUNCTIONS: Mapping[str, Any] = {"isinstance": _is_instance, "len": _len, "divmod": _divmod}
 _CLASSES: Mapping[str, Any] = {"float": _Float, "int": _Int}
 
 

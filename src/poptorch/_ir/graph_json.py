@@ -29,6 +29,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = (
         for name in ("sym_float", "sym_int", "sym_max", "sym_min", "sym_sqrt")
     }
     | {f"math.{name}": getattr(math, name) for name in ("floor", "ceil", "trunc")}
+    | {"round": round}
 )
 
 

@@ -45,20 +45,34 @@ _FACTORS = (1, 2, 4, 8, 16, 32, 64)  # some models require sizes to be multiples
 _ARITHMETIC = {
     operator.add, operator.sub, operator.mul, operator.floordiv, operator.truediv, operator.mod,
     operator.neg, operator.pow, torch.sym_float, torch.sym_int, torch.sym_max, torch.sym_min,
-    math.floor, math.ceil, math.trunc, torch.sym_sqrt,
+    math.floor, math.ceil, math.trunc, torch.sym_sqrt, round,
 }  # fmt: skip
 # Only torch's dispatcher in Python derives their shapes for symbolic sizes.
 _IN_PYTHON = {
     aten.constant_pad_nd.default, aten.upsample_linear1d.default, aten.upsample_bilinear2d.default,
     aten.upsample_bicubic2d.default, aten.upsample_trilinear3d.default, aten._unsafe_index.Tensor,
 }  # fmt: skip
-# Torch derives their shape for numbers only. It is one of their arguments.
+# Torch derives their shape for numbers only. It is one of their arguments. The layout is
+# contiguous, or the one named here if the first argument has it.
 _OF_SHAPE_IN_ARGUMENTS = {
-    aten.upsample_nearest1d_backward.default, aten.upsample_linear1d_backward.default,
-    aten.upsample_bilinear2d_backward.default, aten.upsample_bicubic2d_backward.default,
-    aten.upsample_trilinear3d_backward.default,
-}  # fmt: skip
+    aten.upsample_nearest1d_backward.default: None,
+    aten.upsample_linear1d_backward.default: None,
+    aten.upsample_nearest2d_backward.default: torch.channels_last,
+    aten.upsample_bilinear2d_backward.default: torch.channels_last,
+    aten.upsample_bicubic2d_backward.default: None,
+    aten.upsample_nearest3d_backward.default: None,
+    aten._upsample_nearest_exact1d_backward.default: None,
+    aten._upsample_nearest_exact2d_backward.default: torch.channels_last,
+    aten._upsample_nearest_exact3d_backward.default: None,
+    aten.upsample_trilinear3d_backward.default: torch.channels_last_3d,
+}
 _END = 2**63 - 1  # the end of a slice that has no end
+# The argument that is the start of a slice, and the one that a whole slice returns.
+_SLICES = {
+    aten.slice.Tensor: (2, 0),
+    aten.slice_scatter.default: (3, 1),
+    aten.slice_backward.default: (3, 0),
+}
 _READING = {aten.sym_size.int, aten.sym_stride.int, aten.sym_numel.default}
 
 # By name of a symbol, another one that it follows, and at which distance: a mask is one longer than
@@ -283,8 +297,10 @@ def _mode_class() -> Any:
         def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             running = self.shape_env.running
             dispatching = private.optional("enable_python_dispatcher")
-            if func in _OF_SHAPE_IN_ARGUMENTS and args[0].is_contiguous():
-                return args[0].new_empty(args[2])
+            if func in _OF_SHAPE_IN_ARGUMENTS:
+                layout = _layout_of_gradient(_OF_SHAPE_IN_ARGUMENTS[func], args[0])
+                if layout is not None:
+                    return args[0].new_empty(args[2]).contiguous(memory_format=layout)
             running.append(func)
             try:
                 if func not in _IN_PYTHON or dispatching is None:
@@ -295,6 +311,18 @@ def _mode_class() -> Any:
                 running.pop()
 
     return Mode
+
+
+def _layout_of_gradient(
+    kept: torch.memory_format | None, outer: torch.Tensor
+) -> torch.memory_format | None:
+    """Return the layout of the gradient of an interpolation; None if it is not known.
+
+    ``kept``: a layout that the gradient has if ``outer``, that of the result, has it.
+    """
+    if kept is None or outer.is_contiguous():
+        return torch.contiguous_format
+    return kept if outer.is_contiguous(memory_format=kept) else None
 
 
 @functools.cache
@@ -386,15 +414,15 @@ def settle(
 
 
 def _drop_whole_slices(graph: fx.Graph) -> None:
-    """Drop slices ``[:]``, which torch does not record where it knows the size, and their
-    gradients.
+    """Drop slices ``[:]``, which torch does not record where it knows the size, assignments to
+    them, and their gradients.
     """
-    for operator_, first in ((aten.slice.Tensor, 2), (aten.slice_backward.default, 3)):
+    for operator_, (first, kept) in _SLICES.items():
         for node in graph.find_nodes(op="call_function", target=operator_):
             given = dict(zip(("start", "end", "step"), node.args[first:], strict=False))
             is_whole = given.get("start") in (0, None) and given.get("end") in (_END, None)
             if is_whole and given.get("step", 1) == 1:
-                _replace(node, node.args[0])
+                _replace(node, node.args[kept])
 
 
 def _replace(node: fx.Node, other: fx.Node) -> None:

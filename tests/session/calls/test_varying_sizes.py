@@ -426,6 +426,8 @@ NUMBERS: dict[str, Callable[[torch.Tensor], Any]] = {
     "a part": lambda x: int(x.shape[1] * 0.75),
     "rounded up": lambda x: math.ceil(x.shape[1] / 2),
     "rounded down": lambda x: math.floor(x.shape[1] / 2),
+    "rounded": lambda x: round(x.shape[1] * 0.6),
+    "a quotient and a remainder": lambda x: sum(divmod(x.shape[1], 4)),
 }
 
 

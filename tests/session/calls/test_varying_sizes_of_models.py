@@ -1,0 +1,171 @@
+"""Parts of models that people write every day: one program serves all sizes of each."""
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import poptorch
+from helpers.cases import slow_but
+from helpers.wrapping import EagerPair, Having, compilations, normal, options, runs_compiled
+
+Shape = tuple[int, ...]
+
+
+class Part(nn.Module):
+    """A part of a model, and the mean of the squares of its result as loss."""
+
+    def __init__(self, function: Callable[..., Any], **state: Any) -> None:
+        super().__init__()
+        self.part = Having(function, **state)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        result = self.part(x)
+        return result, poptorch.identity_loss(result.square(), reduction="mean")
+
+
+def positions(m: Having, x: torch.Tensor) -> torch.Tensor:
+    length, width = x.shape[1:]
+    table, at = torch.zeros(length, width), torch.arange(length).unsqueeze(1)
+    factor = torch.exp(torch.arange(0, width, 2) * (-math.log(10000.0) / width))
+    table[:, 0::2] = torch.sin(at * factor)
+    table[:, 1::2] = torch.cos(at * factor)
+    return m.linear(x) + table  # type: ignore[no-any-return]
+
+
+def with_future_hidden(m: Having, x: torch.Tensor) -> torch.Tensor:
+    length = x.shape[1]
+    future = torch.triu(torch.ones(length, length, dtype=torch.bool), 1)
+    return m.attention(x, x, x, need_weights=False, attn_mask=future)[0]  # type: ignore[no-any-return]
+
+
+def resized(mode: str) -> Callable[..., torch.Tensor]:
+    """A table that is resized to the patches of an image, as in vision transformers."""
+
+    def forward(m: Having, x: torch.Tensor) -> torch.Tensor:
+        patches = m.patches(x)
+        table = F.interpolate(m.table, size=patches.shape[2:], mode=mode)
+        return (patches + table).flatten(2).transpose(1, 2)  # type: ignore[no-any-return]
+
+    return forward
+
+
+def line(m: Having, x: torch.Tensor) -> torch.Tensor:
+    table = F.interpolate(m.table, size=x.shape[1], mode="linear").transpose(1, 2)
+    return m.linear(x) + table  # type: ignore[no-any-return]
+
+
+def with_linear(**state: Any) -> dict[str, Any]:
+    return {"linear": nn.Linear(8, 8), **state}
+
+
+def with_patches() -> dict[str, Any]:
+    return {"patches": nn.Conv2d(3, 8, 4, 4), "table": nn.Parameter(normal(1, 8, 6, 6))}
+
+
+def with_attention() -> dict[str, Any]:
+    return {"attention": nn.MultiheadAttention(8, 2, batch_first=True)}
+
+
+def with_table() -> dict[str, Any]:
+    return with_linear(table=nn.Parameter(normal(1, 8, 16)))
+
+
+LENGTHS: tuple[Shape, ...] = tuple((3, length, 8) for length in (5, 9, 12, 20, 31, 40))
+SIDES: tuple[Shape, ...] = tuple(
+    (2, 3, 4 * one, 4 * two) for one, two in ((3, 4), (5, 8), (7, 9), (4, 6), (8, 11), (10, 12))
+)
+Model = tuple[Callable[..., torch.Tensor], Callable[[], dict[str, Any]], Sequence[Shape]]
+MODELS: dict[str, Model] = {
+    "sinusoidal positions": (positions, with_linear, LENGTHS),
+    "attention with a mask": (with_future_hidden, with_attention, LENGTHS),
+    "a bicubic table": (resized("bicubic"), with_patches, SIDES),
+    "a bilinear table": (resized("bilinear"), with_patches, SIDES),
+    "a nearest table": (resized("nearest"), with_patches, SIDES),
+    "a nearest-exact table": (resized("nearest-exact"), with_patches, SIDES),
+    "a linear table": (line, with_table, LENGTHS),
+}
+
+
+def part(name: str) -> tuple[Part, list[Shape]]:
+    """Return a model, and shapes of its inputs."""
+    torch.manual_seed(0)
+    function, state, shapes = MODELS[name]
+    return Part(function, **state()), [*shapes]
+
+
+def orders(shapes: list[Shape], order: str) -> list[Shape]:
+    """Return shapes with the smallest first, or with the largest first."""
+    return shapes if order == "small first" else [shapes[-1], *shapes[:-1]]
+
+
+def compared_with_eager(
+    name: str, order: str, backend: str = "reference"
+) -> tuple[poptorch.PoplarExecutor, int]:
+    """Infer at all sizes next to eager PyTorch; return the executor and the number of programs."""
+    model, shapes = part(name)
+    model.eval()
+    eager = copy.deepcopy(model)
+    executor = poptorch.inferenceModel(model, options(backend).programs(4))
+    with compilations() as compiled, torch.no_grad():
+        for shape in orders(shapes, order):
+            x = normal(*shape)
+            torch.testing.assert_close(executor(x), eager(x))
+    return executor, len(compiled)
+
+
+def trained_with_eager(name: str, order: str, backend: str = "reference") -> tuple[EagerPair, int]:
+    """Train at all sizes next to eager PyTorch; return both and the number of programs."""
+    model, shapes = part(name)
+    close = {"rtol": 1.3e-6, "atol": 1e-5}
+    pair = EagerPair(
+        model, lambda p: torch.optim.SGD(p, lr=0.05), options(backend).programs(4), **close
+    )
+    with compilations() as compiled:
+        for shape in orders(shapes, order):
+            pair.step(normal(*shape))
+    pair.compare()
+    return pair, len(compiled)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("order", ["small first", "large first"])
+@pytest.mark.parametrize("name", slow_but(MODELS, "sinusoidal positions", "a bicubic table"))
+def test_one_program_infers_at_all_sizes(name: str, order: str) -> None:
+    executor, compiled = compared_with_eager(name, order)
+
+    assert executor._session.sizes.reasons == {}
+    assert compiled == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("order", ["small first", "large first"])
+@pytest.mark.parametrize("name", slow_but(MODELS, "sinusoidal positions", "a bicubic table"))
+def test_one_program_trains_at_all_sizes(name: str, order: str) -> None:
+    pair, compiled = trained_with_eager(name, order)
+
+    assert pair.wrapped._session.sizes.reasons == {}
+    assert compiled == 2
+
+
+@pytest.mark.larger("test_one_program_infers_at_all_sizes")
+@pytest.mark.parametrize("name", MODELS)
+def test_compiled_code_infers_at_all_sizes(name: str) -> None:
+    executor, compiled = compared_with_eager(name, "small first", "inductor")
+
+    assert compiled == 2
+    assert runs_compiled(executor)
+
+
+@pytest.mark.larger("test_one_program_trains_at_all_sizes")
+@pytest.mark.parametrize("name", [name for name in MODELS if "nearest" not in name])
+def test_compiled_code_trains_at_all_sizes(name: str) -> None:
+    pair, compiled = trained_with_eager(name, "small first", "inductor")
+
+    assert compiled == 2
+    assert runs_compiled(pair.wrapped)
