@@ -8,6 +8,7 @@ range is a precondition and not a check.
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -77,6 +78,7 @@ _SCORES = {
 }  # fmt: skip
 _LIMITED = {aten.embedding.default, *_ALONG, *_UNPOOLING, *_SCORES}
 _PLACES = {aten.index.Tensor, aten.index_put.default, aten._unsafe_index.Tensor}
+_WITH_INDICES = _LIMITED | _PLACES | {aten.embedding_dense_backward.default}
 _GIVEN = (Kind.BATCH, Kind.BUFFER, Kind.CONSTANT)
 _CHECKABLE = (Kind.BATCH, Kind.BUFFER)
 _FEW = 64  # up to this number of values, a search in Python is faster: 3 us instead of 9
@@ -227,6 +229,13 @@ def _may_raise(node: fx.Node) -> bool:
     target = node.target
     if node.op != "call_function" or not isinstance(target, Operator):
         return False
+    return _kernel_may_raise(target) or (
+        target.namespace != "poptorch" and target not in _NOT_RAISING and _divides_integers(node)
+    )
+
+
+@functools.cache
+def _kernel_may_raise(target: Any) -> bool:
     name = target.overloadpacket.__name__.lstrip("_")
     if target.namespace == "poptorch":
         return name in _INDEX_READERS
@@ -234,8 +243,6 @@ def _may_raise(node: fx.Node) -> bool:
         return True
     if target in _NOT_RAISING:
         return False
-    if _divides_integers(node):
-        return True
     tensors = {a.name for a in target._schema.arguments if "Tensor" in str(a.type)}
     return name.startswith(_RAISING) or not tensors.isdisjoint(_INDICES)
 
@@ -384,8 +391,11 @@ def _is_open(node: fx.Node) -> bool:
 
 
 def _uses(node: fx.Node) -> list[_Use]:
-    target, args = node.target, cast("Any", node.args)
+    target = node.target
     uses: list[_Use] = []
+    if target not in _WITH_INDICES:
+        return uses
+    args = cast("Any", node.args)
     if target in _LIMITED and _is_open(node):
         return uses
     if target is aten.embedding.default:

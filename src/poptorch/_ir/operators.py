@@ -60,17 +60,24 @@ def written_by(node: fx.Node) -> list[fx.Node]:
 
 
 def draws(node: fx.Node) -> bool:
-    return call_draws(node.target, node.args, node.kwargs)
+    target = node.target
+    may_draw = isinstance(target, Operator) and _may_draw(target)
+    return may_draw and call_draws(target, node.args, node.kwargs)
 
 
 def call_draws(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Return whether a call draws at random. Torch marks attention as random, but it only draws
     with dropout.
     """
-    if not isinstance(target, Operator) or torch.Tag.nondeterministic_seeded not in target.tags:
+    if not isinstance(target, Operator) or not _may_draw(target):
         return False
     dropout = _given(target, args, kwargs, "dropout_p")
     return dropout is None or bool(dropout)
+
+
+@functools.cache  # reading tags takes longer
+def _may_draw(target: Any) -> bool:
+    return torch.Tag.nondeterministic_seeded in target.tags
 
 
 def generator_of(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -96,10 +103,24 @@ def is_pointwise(node: fx.Node) -> bool:
     """Return whether it has one result, each element of which depends on the elements at
     its position.
     """
-    target = node.target
-    if not isinstance(target, Operator) or torch.Tag.pointwise not in target.tags:
-        return False
-    return len(target._schema.returns) == 1
+    return isinstance(node.target, Operator) and _has_pointwise_result(node.target)
+
+
+@functools.cache
+def _has_pointwise_result(target: Any) -> bool:
+    return torch.Tag.pointwise in target.tags and len(target._schema.returns) == 1
+
+
+def makes_elements(node: fx.Node) -> bool:
+    """Return whether it is pointwise and its result has new memory. Some operators return their
+    operand.
+    """
+    return isinstance(node.target, Operator) and _makes_elements(node.target)
+
+
+@functools.cache
+def _makes_elements(target: Any) -> bool:
+    return _has_pointwise_result(target) and not _shares_first_argument(target)
 
 
 def name_of(node: fx.Node) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from .._ir.operators import is_pointwise, may_view, storage_root
+from .._ir.operators import is_pointwise, makes_elements, may_view, storage_root
 from .fused_steps import STEPS, fuse_steps
 
 aten = torch.ops.aten
@@ -93,8 +93,9 @@ def _compute_in_place(graph: fx.Graph) -> None:
 
 def _is_fresh(node: fx.Node) -> bool:
     """Return whether an operator's result has new memory. Some operators return their operand."""
-    own = is_pointwise(node) and not may_view(node)
-    return node.target in _PRODUCTS or (own and node.target is not aten.conj_physical.default)
+    if makes_elements(node):
+        return node.target is not aten.conj_physical.default
+    return node.target in _PRODUCTS
 
 
 def _cannot_fail(node: fx.Node) -> bool:
@@ -117,7 +118,7 @@ def _writing(node: fx.Node, place: fx.Node) -> Any:
 
 
 def _has_form_that_writes(node: fx.Node) -> bool:
-    return is_pointwise(node) and not may_view(node) and "out" not in node.kwargs
+    return makes_elements(node) and "out" not in node.kwargs
 
 
 @functools.cache
