@@ -43,6 +43,7 @@ from .python_functions import numbers_functions
 from .repeated_operators import Repeats
 from .step_value_reads import Restart, ValueNeeded
 from .step_values import is_number, is_whole
+from .torchs_steps import examples_of, with_all_weights, with_examples_only
 from .traced_step_run import StepRun, StepTensors, several_elements
 from .value_branches import COMMON, Choices, StepResults
 from .value_origins import HYPER, NUMBER, WEIGHT, Identifier
@@ -73,11 +74,23 @@ def discover(spec: OptimSpec, narrow: Narrow) -> OptimSpec:
 
     ``narrow``: returns the type of weights in the program for their type on the host.
     """
+    assert spec.traced is not None
+    spec = replace(spec, traced=_narrowed(spec.traced, narrow))
+    examples = examples_of(spec)
+    if len(set(examples.values())) < len(examples):
+        discovery, found = _discovered(with_examples_only(spec, examples))
+        if discovery.is_by_weight:
+            return with_all_weights(found, spec, examples)
+    return _discovered(spec)[1]
+
+
+def _discovered(spec: OptimSpec) -> tuple[_Discovery, OptimSpec]:
     known = _Findings()
     while True:
         try:
             with _without_values() as mode, numbers_functions():
-                return _Discovery(spec, known, narrow, mode).result()
+                discovery = _Discovery(spec, known, mode)
+                return discovery, discovery.result()
         except ValueNeeded as needed:
             known.constants |= needed.keys
         except Restart:
@@ -130,11 +143,11 @@ class _Discovery:
         self,
         spec: OptimSpec,
         known: _Findings,
-        narrow: Callable[[torch.dtype], torch.dtype],
         without_values: Any,
     ) -> None:
         assert spec.traced is not None
-        self.spec, self.traced, self.known = spec, _narrowed(spec.traced, narrow), known
+        self.spec, self.traced, self.known = spec, spec.traced, known
+        self.is_by_weight = False  # whether each weight is updated without the others
         self.choices = Choices()
         self.mode = self.choices.mode
         self.origins = self.mode.origins
@@ -188,6 +201,7 @@ class _Discovery:
             complete = all(place in self.initial for place in self.leaves)
             differs = not (alike and complete)
             kinds = self._kinds(first, later)
+            self.is_by_weight = all(kind.alone for kind in kinds.values()) and not self.views
             examples = self._examples(kinds, first if differs else None, later)
         self._warn()
         self.traced = replace(self.traced, signatures=self._signatures(kinds), examples=examples)
@@ -254,8 +268,7 @@ class _Discovery:
         """
         of_kind: dict[_WeightKind, str] = {}
         examples = {path: of_kind.setdefault(kind, path) for path, kind in kinds.items()}
-        alone = all(kind.alone for kind in kinds.values()) and not self.traced.views
-        if not alone or len(of_kind) == len(examples):
+        if not self.is_by_weight or len(of_kind) == len(examples):
             return {}
         found = all(
             whole is None or self._is_same_alone(whole, examples, whole is first)
