@@ -43,6 +43,7 @@ $(STAMP): pyproject.toml constraints.txt
 	sed "s/^torch==.*/$$chosen/" constraints.txt >$(VENV)/constraints.txt
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(VENV)/constraints.txt torch
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(VENV)/constraints.txt -e '.[dev]'
+	@$(BIN)/python -m compileall -q src  # as pip does for what it copies
 	@touch $@
 
 demo: $(STAMP) dataset

@@ -126,6 +126,7 @@ def test_results_have_types_that_numpy_does_not_know() -> None:
     assert torch.equal(result, x.to(torch.bfloat16))
 
 
+@pytest.mark.larger("test_results_have_types_that_numpy_does_not_know")
 @pytest.mark.parametrize("name", ["sum", "cumsum", "amax"])
 def test_results_in_half_precision_keep_their_type(name: str) -> None:
     executor = compiled(Having(lambda m, x: getattr(x, name)(1)), "onnxruntime")

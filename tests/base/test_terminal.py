@@ -33,7 +33,7 @@ pathlib.Path(sys.argv[1]).write_text("done")
 """
 
 
-@pytest.mark.slow
+@pytest.mark.larger("test_the_progress_bar_and_the_log_fail_no_call")
 @pytest.mark.parametrize("streams", ["<&- >&- 2>&-", ">/dev/full 2>/dev/full"])
 def test_a_script_trains_with_streams_that_are_closed_or_full(streams: str, tmp_path: Path) -> None:
     script, result = tmp_path / "train.py", tmp_path / "result"

@@ -140,6 +140,7 @@ class Staged(Deep):
         return poptorch.identity_loss((x * first.sigmoid()).sin(), "mean")
 
 
+@pytest.mark.larger("test_values_stay_the_same")
 def test_blocks_on_different_chips_compute_their_own_part_again() -> None:
     plain = training(Staged(), recomputing(0, "staged", accumulation=3))
     plain.compile(X[:510])

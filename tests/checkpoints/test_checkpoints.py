@@ -434,7 +434,7 @@ def test_links_among_checkpoints_are_not_followed(tmp_path: Path) -> None:
     assert (tmp_path / "mine" / "file").read_text() == "mine"
 
 
-@pytest.mark.slow
+@pytest.mark.larger("test_a_resumed_run_has_the_losses_of_an_uninterrupted_one")
 @pytest.mark.parametrize("stopped", [3, 6, 7])
 def test_a_run_resumes_at_the_short_last_batch_of_an_epoch(stopped: int, tmp_path: Path) -> None:
     """The 19 samples after two whole batches are 2 micro-batches of 8 and one of 3."""

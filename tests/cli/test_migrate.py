@@ -169,7 +169,7 @@ def quick_start() -> str:
     return "\n".join([*blocks, "same = right"])
 
 
-@pytest.mark.slow
+@pytest.mark.larger("test_an_example_can_be_migrated")
 @pytest.mark.parametrize("text_of", [quick_start, notebook])
 def test_a_tutorial_can_be_migrated(
     text_of: Callable[[], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -282,6 +282,7 @@ def test_a_script_in_half_precision_trains_in_float32_and_says_so(
     )
 
 
+@pytest.mark.larger("test_a_script_in_half_precision_trains_in_float32_and_says_so")
 def test_half_precision_from_elsewhere_becomes_float32_when_the_script_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

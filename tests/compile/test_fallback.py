@@ -152,7 +152,7 @@ def test_no_copy_of_the_state_is_kept_where_memory_is_short(
     assert "the call failed while it wrote the weights" in failed.value.__notes__[-1]
 
 
-@pytest.mark.slow
+@pytest.mark.larger("test_a_training_call_that_fails_in_compiled_code_is_done_by_the_interpreter")
 @pytest.mark.compiling_fails
 @pytest.mark.parametrize("place", range(1, ACCUMULATION + 1))
 def test_a_later_call_is_repeated_too_if_it_wrote_nothing_permanently(

@@ -348,6 +348,7 @@ def rows(count: int, size: int) -> DataLoader:
     return DataLoader(data, batch_size=size)
 
 
+@pytest.mark.larger("test_losses_logs_and_weights_are_the_same")
 @pytest.mark.parametrize(
     "count, steps", [(43, 2), (43, 3), (40, 3), (13, 2), (12, 2), (11, 4), (5, 2)]
 )

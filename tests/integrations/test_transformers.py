@@ -215,6 +215,7 @@ class PlainWeighted(PLAIN):
     compute_loss = Weighted.compute_loss
 
 
+@pytest.mark.larger("test_losses_are_those_of_the_plain_trainer")
 def test_a_user_defined_loss_trains_as_in_the_plain_trainer(tmp_path: Path) -> None:
     trained(bert, tmp_path, (Weighted, PlainWeighted))
 
@@ -281,6 +282,7 @@ def to_the_longest(samples: Samples) -> dict[str, torch.Tensor]:
     return {**batch, "labels": torch.stack([each["labels"] for each in samples])}
 
 
+@pytest.mark.larger("test_losses_are_those_of_the_plain_trainer")
 @pytest.mark.parametrize("steps", [1, 2])
 def test_batches_of_several_lengths_train_as_with_the_plain_trainer(
     steps: int, tmp_path: Path
@@ -301,6 +303,7 @@ class Counting(transformers.TrainerCallback):
         self.counts.append(len(self.compiled))
 
 
+@pytest.mark.larger("test_one_program_for_all_lengths_trains_and_one_evaluates")
 @pytest.mark.parametrize("steps", [1, 2])
 def test_nothing_is_compiled_after_the_first_epoch(steps: int, tmp_path: Path) -> None:
     changes = {"gradient_accumulation_steps": steps, "per_device_train_batch_size": 2}
@@ -569,6 +572,7 @@ def test_compiled_code_serves_a_cache_that_grows_from_1_to_128_tokens() -> None:
     assert runs_compiled(ours)
 
 
+@pytest.mark.larger("test_a_cache_that_grows_by_each_token_is_compiled_at_most_three_times")
 def test_a_static_cache_needs_one_program_for_all_steps() -> None:
     config = LlamaConfig(**SIZES)
     model = LlamaForCausalLM(config).eval()

@@ -50,7 +50,7 @@ def test_a_step_sees_which_parameters_are_frozen() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["LARS", "ScheduledAdam", "NAdam"])
+@pytest.mark.parametrize("name", ["NAdam", "LARS", "ScheduledAdam"])
 def test_device_iterations_are_steps_one_after_another(name: str) -> None:
     torch.manual_seed(0)
     model = Net()
@@ -64,7 +64,8 @@ def test_device_iterations_are_steps_one_after_another(name: str) -> None:
     torch.testing.assert_close(model.state_dict(), eager_model.state_dict(), **near(ROUNDINGS, 4))
 
 
-EVERYWHERE = ["LARS", "ScheduledAdam", "CountingGroups", "NAdam", "Adagrad"]
+# The first one, which make test runs, is compiled in half of the time of the second one.
+EVERYWHERE = ["CountingGroups", "LARS", "ScheduledAdam", "NAdam", "Adagrad"]
 
 
 @pytest.mark.slow
@@ -83,7 +84,7 @@ def test_an_exported_update_computes_the_same_as_the_program(name: str, tmp_path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["LARS", "Adafactor", "CountingGroups", "OneNorm"])
+@pytest.mark.parametrize("name", ["CountingGroups", "LARS", "Adafactor", "OneNorm"])
 def test_stages_on_several_chips_step_like_eager_torch(name: str) -> None:
     class InBlocks(Net):
         def forward(

@@ -81,10 +81,26 @@ def with_helpers(module: cst.Module, script: Script, texts: dict[str, str], used
             above.pop(0)
         rest[0] = rest[0].with_changes(leading_lines=[_BLANK, _BLANK, *above])
     module = module.with_changes(body=[*module.body[:count], *added, *rest])
+    missing = {"dataclasses", "datetime", "torch"} & _names(module) - _imported(module)
+    if not missing:
+        return module
     context = CodemodContext()
-    for package in {"dataclasses", "datetime", "torch"} & _names(module):
+    for package in missing:
         AddImportsVisitor.add_needed_import(context, package)
     return AddImportsVisitor(context).transform_module(module)
+
+
+def _imported(module: cst.Module) -> set[str]:
+    """Return the names of packages that the statements of a module import."""
+    return {
+        cst.ensure_type(alias.name, cst.Name).value
+        for line in module.body
+        if isinstance(line, cst.SimpleStatementLine)
+        for statement in line.body
+        if isinstance(statement, cst.Import)
+        for alias in statement.names
+        if alias.asname is None and isinstance(alias.name, cst.Name)
+    }
 
 
 def _names(module: cst.CSTNode) -> set[str]:

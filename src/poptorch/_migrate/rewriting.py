@@ -30,13 +30,19 @@ _AFTER = "gradients started at identity_loss, so later computations had no effec
 
 def rewritten(script: Script) -> str:
     """Return the new script."""
-    text, comments = with_places(Script(in_float32(script)))
-    script = Script(text)
+    script = _with_text(script, in_float32(script))
+    text, comments = with_places(script)
+    script = _with_text(script, text)
     loops = any((row := meaning(name)) and row.field for _, name in script.uses())
     work = _ScriptRewriting(script, loops)
     module = without_unread(script.module.visit(work), work.emptied)
     code = with_helpers(module, script, helpers(loops), work.helpers).code
     return with_comments(code, comments)
+
+
+def _with_text(script: Script, text: str) -> Script:
+    """Return the script with another text. Parsing takes a tenth of a second."""
+    return script if text == script.module.code else Script(text)
 
 
 class _ByHand(Exception):  # noqa: N818 (no failure)

@@ -98,7 +98,7 @@ def into_scaled_adam() -> dict[str, Any]:
     return {"model": model, "optimizer": optimizer}
 
 
-@pytest.mark.slow
+@pytest.mark.larger("test_a_file_from_before_any_run_begins_with_the_same_program_seed_and_weights")
 @pytest.mark.spec("executor", 63)
 @pytest.mark.spec("runtime", 24)
 def test_hyper_parameters_come_from_a_file_from_before_any_run(exported: Exported) -> None:

@@ -113,7 +113,9 @@ def test_reports_are_in_a_folder_of_the_working_directory_named_after_the_use_of
     assert names(tmp_path / "inference") == FILES
 
 
-@pytest.mark.slow
+@pytest.mark.larger(
+    "test_reports_are_in_a_folder_of_the_working_directory_named_after_the_use_of_the_model"
+)
 @pytest.mark.spec("runtime", 21, 22)
 def test_reports_are_in_a_folder_named_after_the_model_if_it_has_a_name(
     ask: Callable[..., poptorch.Options], tmp_path: Path
