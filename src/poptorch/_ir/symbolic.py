@@ -183,6 +183,8 @@ class Symbols:
         self.mode = _mode_class()(
             allow_non_fake_inputs=True, shape_env=self._env, static_shapes=True
         )
+        # Keys and entries of its cache contain symbols. They cost more than deriving a shape again.
+        self.mode.cache_enabled = False
         self.sizes = sizes
         free = {name: size for name, size in sizes.items() if name not in ties}
         self._integers = {name: self._integer(name, size) for name, size in free.items()}
