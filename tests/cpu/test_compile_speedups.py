@@ -93,6 +93,14 @@ def test_indices_are_simplified_as_torch_does(index: sympy.Expr) -> None:
     assert compile_speedups.simplify(refusing, sizes, index, ranges) == usual(sizes, index, ranges)
 
 
+def test_torch_does_not_simplify_symbolic_indices_that_have_no_quotients_left() -> None:
+    size = sympy.Symbol("s0", integer=True, positive=True)
+    index = FloorDiv(8 * D1 + 32 * D0, 32 * size)
+    ranges = {D0: size, D1: sympy.Integer(4)}
+
+    assert compile_speedups.simplify(refuse, SizeVarAllocator(), index, ranges) == 0
+
+
 def traced(function: Callable[..., Any]) -> torch.fx.Graph:
     return make_fx(function, dict(select_decomp_table()))(torch.rand(4, 4)).graph
 

@@ -21,7 +21,7 @@ from torch import fx
 
 from .._base import interrupts, private, timing
 from .._base.resources import IDLE, Cores
-from . import headers, joint_kernels
+from . import headers, joint_kernels, symbolic_indices
 from .toolchain import has_vectors
 
 aten = torch.ops.aten
@@ -181,6 +181,8 @@ def simplify(usual: Callable[..., Any], self: Any, expr: Any, var_ranges: Any) -
     import sympy
 
     simple = self.simplify(expr)
+    if symbolic_indices.is_symbolic(simple, var_ranges):
+        simple = expr = symbolic_indices.simplified(simple, var_ranges)
     return usual(self, expr, var_ranges) if simple.atoms(sympy.Function) else simple
 
 
