@@ -13,7 +13,7 @@ import builtins
 import functools
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,6 +46,7 @@ Bound = Mapping[str, list[str]]  # the texts of a function's parameters
 class _Module:
     name: str
     tree: ast.Module
+    nodes: Sequence[ast.AST]  # of the tree
     functions: Mapping[str, ast.FunctionDef]
     constants: Mapping[str, ast.expr]
     around: Mapping[ast.AST, ast.FunctionDef]  # the innermost function that contains a node
@@ -53,10 +54,12 @@ class _Module:
 
 def _read(path: Path) -> _Module:
     tree = ast.parse(path.read_text())
+    nodes = [*ast.walk(tree)]
     return _Module(
         path.stem,
         tree,
-        {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)},
+        nodes,
+        {node.name: node for node in nodes if isinstance(node, ast.FunctionDef)},
         {
             ast.unparse(target): node.value
             for node in tree.body
@@ -66,16 +69,16 @@ def _read(path: Path) -> _Module:
         # the walk meets outer functions before inner ones, which then replace them
         {
             inner: node
-            for node in ast.walk(tree)
+            for node in nodes
             if isinstance(node, ast.FunctionDef)
             for inner in ast.walk(node)
         },
     )
 
 
-def _classes(trees: Iterable[ast.Module]) -> dict[str, str]:
+def _classes(modules: Iterable[_Module]) -> dict[str, str]:
     """Return ``Error`` and all classes that derive from it, with the builtin that each is."""
-    nodes = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    nodes = [node for each in modules for node in each.nodes if isinstance(node, ast.ClassDef)]
     bases = {node.name: [_name(base) for base in node.bases] for node in nodes}
     classes = {"Error": ""}
     while more := {name for name in bases.keys() - classes if classes.keys() & bases[name]}:
@@ -238,10 +241,10 @@ class Source:
 
     def __init__(self, folder: Path) -> None:
         self.modules = [_read(path) for path in sorted(folder.rglob("*.py"))]
-        self.classes = _classes(module.tree for module in self.modules)
+        self.classes = _classes(self.modules)
         self._calls: dict[str, list[tuple[_Module, ast.Call]]] = {}
         for module in self.modules:
-            for node in ast.walk(module.tree):
+            for node in module.nodes:
                 if isinstance(node, ast.Call):
                     self._calls.setdefault(_name(node.func), []).append((module, node))
 

@@ -7,7 +7,7 @@ environment and on heavy imports. Every test can fail, and none because the mach
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import grimp
@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import poptorch
-from helpers.source_tree import PACKAGE, ROOT, dotted_names, imports, parse, top_level
+from helpers.source_tree import PACKAGE, ROOT, dotted_names, imports, nodes, parse, top_level
 from helpers.wrapping import options, runs_compiled
 from poptorch._base import private
 from poptorch._cpu import backend
@@ -43,11 +43,11 @@ def private_attributes(tree: ast.AST) -> Iterator[Any]:
     """Yield private attributes that are read of anything but ``self``, its class and ``aten``."""
     operators = {
         node.value
-        for node in ast.walk(tree)
+        for node in nodes(tree)
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Attribute)
         if isinstance(node.value.value, ast.Name) and node.value.value.id == "aten"
     }
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Attribute) and node.attr[:1] == "_" and node.attr[:2] != "__":
             owner = node.value.id if isinstance(node.value, ast.Name) else ""
             if owner not in ("self", "cls") and node not in operators:
@@ -56,7 +56,7 @@ def private_attributes(tree: ast.AST) -> Iterator[Any]:
 
 def defined(tree: ast.AST) -> Iterator[Any]:
     """Yield the names that a file defines: functions, classes, variables, attributes."""
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield node.name
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
@@ -69,9 +69,9 @@ def defined(tree: ast.AST) -> Iterator[Any]:
             yield from (alias.asname or alias.name for alias in node.names)
 
 
-def lookups(nodes: Any) -> Iterator[None]:
+def lookups(among: Iterable[ast.AST]) -> Iterator[str]:
     """Yield what is looked up as ``private.name``."""
-    for node in nodes:
+    for node in among:
         owner = node.value if isinstance(node, ast.Attribute) else None
         if isinstance(owner, ast.Name) and owner.id == "private":
             yield node.attr
@@ -161,10 +161,10 @@ def test_private_names_of_torch_are_in_one_file_and_looked_up_when_used() -> Non
 
 
 def test_the_table_lists_exactly_the_private_names_that_are_used() -> None:
-    nodes = [node for path in FILES for node in ast.walk(parse(path))]
-    used = set(lookups(nodes))
-    texts = {node.value for node in nodes if isinstance(node, ast.Constant)}
-    attributes = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+    everything = [node for path in FILES for node in nodes(parse(path))]
+    used = set(lookups(everything))
+    texts = {node.value for node in everything if isinstance(node, ast.Constant)}
+    attributes = {node.attr for node in everything if isinstance(node, ast.Attribute)}
     assert set(private.ROWS) - used <= texts | {"recompute_size_and_body", "set_read_writes"}
     assert set(private.UNDOCUMENTED) <= attributes | texts
     assert sum(map(len, private.REQUIRED.values())) <= 30
@@ -226,12 +226,12 @@ CHECKS = {"CONFORMANCE", "raises", "warns", "fail", "assert_close", "check_backe
 
 
 def functions(tree: ast.AST) -> Iterator[Any]:
-    yield from (node for node in ast.walk(tree) if isinstance(node, Function))
+    yield from (node for node in nodes(tree) if isinstance(node, Function))
 
 
 def called(function: Function) -> set[str]:
     """Return the last part of the name of everything that a function calls."""
-    calls = [node.func for node in ast.walk(function) if isinstance(node, ast.Call)]
+    calls = [node.func for node in nodes(function) if isinstance(node, ast.Call)]
     names = {node.attr for node in calls if isinstance(node, ast.Attribute)}
     return names | {n.id for node in calls for n in ast.walk(node) if isinstance(n, ast.Name)}
 
@@ -242,7 +242,7 @@ def checking(trees: list[ast.Module]) -> set[str]:
     checks = set(CHECKS)
     for function in (function for tree in trees for function in functions(tree)):
         uses.setdefault(function.name, set()).update(called(function))
-        if any(isinstance(node, ast.Assert | ast.Raise) for node in ast.walk(function)):
+        if any(isinstance(node, ast.Assert | ast.Raise) for node in nodes(function)):
             checks.add(function.name)
     while more := {name for name, used in uses.items() if name not in checks and used & checks}:
         checks |= more
@@ -257,7 +257,7 @@ def without_a_check(trees: list[ast.Module]) -> set[str]:
 
 def own_numbers(tree: ast.Module, names: tuple[str, ...]) -> list[int]:
     """Return the lines where one of these arguments is a constant, but for a zero."""
-    words = [node for node in ast.walk(tree) if isinstance(node, ast.keyword)]
+    words = [node for node in nodes(tree) if isinstance(node, ast.keyword)]
     return [
         word.value.lineno
         for word in words

@@ -15,10 +15,16 @@ def parse(path: Path) -> ast.Module:
     return ast.parse(path.read_text(), str(path))
 
 
+@functools.cache
+def nodes(tree: ast.AST) -> tuple[ast.AST, ...]:
+    """Return all nodes of a tree. Walking through all files takes a second: tests share this."""
+    return tuple(ast.walk(tree))
+
+
 def imports(tree: ast.AST, module: str, is_package: bool) -> Iterator[tuple[int, str]]:
     """Yield (line, absolute target) of each import; ``from a import b`` is ``a.b``, name or not."""
     package = module.split(".") if is_package else module.split(".")[:-1]
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield node.lineno, alias.name
@@ -39,7 +45,7 @@ def top_level(tree: ast.AST) -> Iterator[Any]:
 
 def dotted_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
     """Yield (line, ``a.b.c``) of each chain of attributes that starts at a plain name."""
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         parts: list[str] = []
         inner: ast.AST = node
         while isinstance(inner, ast.Attribute):
