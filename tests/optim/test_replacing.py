@@ -183,7 +183,7 @@ def test_after_a_refused_optimizer_training_continues_unchanged(
 def centered_in_one_group(model: nn.Module) -> Optimizer:
     """Make an optimizer of two groups, which differ in a flag."""
     first, *rest = model.parameters()
-    return torch.optim.RMSprop([{"params": [first], "centered": True}, {"params": rest}])
+    return optim.RMSprop([{"params": [first], "centered": True}, {"params": rest}], lr=0.01)
 
 
 COMBINED = {"lr": 0.1, "momentum": 0.9, "use_combined_accum": True}

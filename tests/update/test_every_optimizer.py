@@ -46,15 +46,31 @@ def _by_timm(create: Any, name: str) -> Make:
     return make
 
 
+def with_one_flag(cls: Any, flag: str, value: bool) -> Make:
+    """Return what makes an optimizer with another value of a flag in its first group."""
+
+    def make(model: nn.Module) -> Any:
+        first, rest = [*model.parameters()][:2], [*model.parameters()][2:]
+        groups = [{"params": first, flag: value}, {"params": rest}]
+        return cls(groups, lr=0.01, weight_decay=0.1)
+
+    return make
+
+
 EVERY: dict[str, Make] = {
     **CASES,
     "Adam": of(T.Adam, lr=0.01, weight_decay=0.1),
     "AdamW": of(T.AdamW, lr=0.01),
     "SGD with momentum": of(T.SGD, lr=0.05, momentum=0.9, weight_decay=0.1),
     "RMSprop, centred": of(T.RMSprop, lr=0.01, centered=True),
+    "RMSprop, centred in one group": with_one_flag(T.RMSprop, "centered", True),
+    "Adam, decoupled in one group": with_one_flag(T.Adam, "decoupled_weight_decay", True),
+    "AdamW, not decoupled in one group": with_one_flag(T.AdamW, "decoupled_weight_decay", False),
     **_of_timm(),
 }
-RESUMED = [name for name in EVERY if name != "Lookahead"]  # its count is in no state_dict()
+# A count that is in no state_dict(), and a flag that load_state_dict() sets.
+NOT_RESUMED = {"Lookahead", "AdamW, not decoupled in one group"}
+RESUMED = [name for name in EVERY if name not in NOT_RESUMED]
 TIERS = ["reference", "inductor"]
 
 

@@ -11,7 +11,7 @@ import torch
 
 from .._base.keywords import also_called
 from .arguments import checked
-from .kind import CLIPPING, MOMENT_TYPES, OptimizerKind, agreed, shown_directly
+from .kind import CLIPPING, DECOUPLED, MOMENT_TYPES, OptimizerKind, agreed, shown_directly
 from .optimizer import Optimizer, Params
 
 
@@ -116,5 +116,5 @@ ADAM = replace(
     ADAMW,
     algorithm="adam",
     classes=(torch.optim.Adam, Adam),
-    variant=lambda optimizer: ADAMW if agreed(optimizer, "decoupled_weight_decay") else None,
+    variant=lambda optimizer: ADAMW if agreed(optimizer, DECOUPLED) else None,
 )

@@ -20,9 +20,10 @@ from .._ir.spec import OptimGroup, OptimSpec, Setting
 from .._ir.traced_step import StepHooks, TracedStep
 from .._residency import unwatched
 from . import KINDS
+from .adam import ADAMW
 from .arguments import number, pair_of_betas
 from .joint import class_of, members_of
-from .kind import OptimizerKind, agreed
+from .kind import DECOUPLED, OptimizerKind, agreed, flags_of
 from .optimizer import Optimizer
 from .step_hooks import hooks_of, refuse_hooks
 from .traced_optimizer import (
@@ -204,6 +205,10 @@ def _steps_as(optimizer: torch.optim.Optimizer, kind: OptimizerKind) -> bool:
     if any(hooks_of(each) != StepHooks() for each in members_of(optimizer)):
         return False
     if any(group.get("amsgrad", False) for group in optimizer.param_groups):
+        return False
+    if any(len(set(flags_of(optimizer, flag))) > 1 for flag in (*kind.agreed, DECOUPLED)):
+        return False
+    if kind is ADAMW and not all(flags_of(optimizer, DECOUPLED)):
         return False
     cls = class_of(optimizer)
     base = next(each for each in cls.__mro__ if each in kind.classes)

@@ -61,8 +61,16 @@ class OptimizerKind:
     """The other kind that an optimizer of these classes may be."""
 
 
+DECOUPLED = "decoupled_weight_decay"
+"""The flag by which Adam becomes AdamW in torch."""
+
+
+def flags_of(optimizer: torch.optim.Optimizer, name: str) -> list[bool]:
+    return [bool(group.get(name, False)) for group in optimizer.param_groups]
+
+
 def agreed(optimizer: torch.optim.Optimizer, name: str) -> bool:
-    values = {bool(group.get(name, False)) for group in optimizer.param_groups}
+    values = set(flags_of(optimizer, name))
     if len(values) > 1:
         raise AssertionFailure(
             f"All parameter groups must have the same value of {name}",
