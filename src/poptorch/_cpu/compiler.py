@@ -34,6 +34,7 @@ from .pooling import max_pool, max_pool_backward
 from .product_kernels import choose_library, row_product_and, small_product
 from .refusals import refusing
 from .repeated_layers import Piece, cut
+from .symbolic_sums import in_chunks
 from .toolchain import explained
 
 aten = torch.ops.aten
@@ -295,7 +296,10 @@ def _compile(
         "post_grad_custom_post_pass": place_writes if plain else _rewrite,
         "pre_fusion_custom_pass": keep_dependencies,
     }
-    replacements: dict[str, Callable[..., Any]] = {"make_fallback": _leave_to_eager}
+    replacements: dict[str, Callable[..., Any]] = {
+        "make_fallback": _leave_to_eager,
+        "need_use_acc_helper": in_chunks,
+    }
     if not plain:
         replacements = {**replacements, **compile_speedups.replacements()}
     if written is not None:
