@@ -117,7 +117,7 @@ def lopsided() -> Having:
     return Having(forward, wide=nn.ModuleList(layers[:10]), slow=nn.ModuleList(layers[10:]))
 
 
-@pytest.mark.slow
+@pytest.mark.larger("test_optimizer_state_counts_and_memory_is_a_limit")
 def test_autoplace_respects_the_estimated_memory_of_a_system() -> None:
     """The fastest division puts too many layers of 115 MiB on the first chip."""
     with torch.device("meta"):

@@ -122,7 +122,7 @@ def check_random_model(case: tuple[Any, ...]) -> None:
     assert_same_states(ours[-1], states[-1], plan.program, **tolerances)
 
 
-@pytest.mark.slow
+@pytest.mark.larger("test_dropout_with_one_stage_draws_as_the_fused_program_does")
 @pytest.mark.spec("parallel", 25, 28)
 @settings(max_examples=3, deadline=None, derandomize=True)
 @given(cases())
@@ -130,7 +130,7 @@ def test_random_models_equal_the_fused_program(case: tuple[Any, ...]) -> None:
     check_random_model(case)
 
 
-@pytest.mark.larger("test_random_models_equal_the_fused_program")
+@pytest.mark.larger("test_dropout_with_one_stage_draws_as_the_fused_program_does")
 @pytest.mark.spec("parallel", 25, 28)
 @settings(max_examples=8, deadline=None, derandomize=True)
 @given(cases())

@@ -349,7 +349,7 @@ def test_a_process_at_low_priority_serves_no_other_program(kept: list[Any]) -> N
     assert not process.alive
 
 
-@pytest.mark.slow
+@pytest.mark.larger("test_compiling_begins_on_an_idle_core_and_ends_with_the_model")
 def test_a_compiler_process_ends_with_the_one_that_started_it(tmp_path: Path) -> None:
     """No other process holds the other end of the socket, so the way in which it ended does not
     matter.

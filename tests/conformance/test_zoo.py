@@ -360,14 +360,14 @@ def agrees_or_is_refused(case: Case) -> None:
         trusted(case)
 
 
-@pytest.mark.slow
+@pytest.mark.larger("test_training_equals_the_eager_loop")
 @FEW_EXAMPLES
 @given(case=POSSIBLE)
 def test_a_model_agrees_with_eager_pytorch_or_raises_an_error_with_the_reason(case: Case) -> None:
     agrees_or_is_refused(case)
 
 
-@pytest.mark.larger("test_a_model_agrees_with_eager_pytorch_or_raises_an_error_with_the_reason")
+@pytest.mark.larger("test_training_equals_the_eager_loop")
 @MANY_EXAMPLES
 @given(case=POSSIBLE)
 def test_many_models_agree_with_eager_pytorch_or_raise_an_error_with_the_reason(case: Case) -> None:

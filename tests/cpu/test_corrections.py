@@ -68,6 +68,7 @@ OTHERS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
+@pytest.mark.larger("test_compiled_code_gives_results_of_integers_the_type_that_eager_torch_gives")
 @pytest.mark.parametrize("name", OTHERS)
 def test_operands_that_need_no_correction_are_compiled(name: str) -> None:
     x = torch.tensor([1, 2, 3])

@@ -134,7 +134,7 @@ def step_of(operations: list[tuple[str, int, int]], new: list[int], returned: li
     return step
 
 
-@pytest.mark.slow
+@pytest.mark.larger("test_compiled_code_reads_old_values_before_it_writes")
 @settings(max_examples=30, derandomize=True, deadline=None)
 @given(OPERATIONS, NEW_STATES, st.lists(VALUE, max_size=2))
 def test_steps_compute_the_same_after_writes_were_placed(

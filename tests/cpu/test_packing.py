@@ -86,6 +86,7 @@ def test_a_second_program_reads_the_plain_weights_of_small_convolutions(
     same(executor, model, x)
 
 
+@pytest.mark.larger("test_weights_are_packed_for_the_library_and_packed_again_when_they_change")
 def test_columns_of_a_weight_are_contiguous_for_one_row() -> None:
     model = Having(lambda self, x: torch.tanh(x @ self.weight + 1), weight=normal(40, 24))
     executor, x = compiled(model), normal(1, 40)

@@ -265,6 +265,7 @@ def test_one_warning_says_that_a_model_divides_batches_differently(
     assert "from 4 micro-batches of 2" in caplog.text
 
 
+@pytest.mark.larger("test_one_warning_says_that_a_model_divides_batches_differently")
 def test_equal_counts_other_batches_and_inference_cause_no_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -203,6 +203,7 @@ def test_the_first_layer_that_differs_is_named_with_its_class() -> None:
     assert "the first layer that differs is 'third' (Doubled), in its result" in message
 
 
+@pytest.mark.larger("test_the_first_layer_that_differs_is_named_with_its_class")
 def test_the_layer_behind_which_a_gradient_differs_is_named() -> None:
     message = error_of(Two(lambda self, x: WrongGradient.apply(x)))
 
@@ -420,6 +421,7 @@ def test_a_wrong_pass_is_named(wrong_writes: None) -> None:
     assert "without the pass 'whole writes' the program agrees with eager PyTorch" in message
 
 
+@pytest.mark.larger("test_a_wrong_pass_is_named")
 def test_the_message_on_a_wrong_pass_names_the_results_that_differ(wrong_writes: None) -> None:
     message = error_of(Two(doubling_in_place))
 
@@ -439,6 +441,7 @@ def test_the_program_is_compiled_without_a_wrong_pass(
     assert caplog.text.count("A pass of the compiler changes the results") == 1
 
 
+@pytest.mark.larger("test_the_program_is_compiled_without_a_wrong_pass")
 def test_the_last_smaller_micro_batch_is_compiled_without_a_wrong_pass(
     wrong_writes: None, warning_only: None
 ) -> None:

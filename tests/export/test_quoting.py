@@ -99,7 +99,7 @@ def test_names_of_modules_and_weights_are_data(
     assert not Path("pwned").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.larger("test_names_of_modules_and_weights_are_data")
 def test_all_names_together_are_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     model = Model("plain")

@@ -140,7 +140,7 @@ towers = st.tuples(
 )
 
 
-@pytest.mark.slow
+@pytest.mark.larger("test_weights_of_halves_take_half_the_bytes")
 @settings(max_examples=2, deadline=None, derandomize=True)
 @given(towers, st.sampled_from([1, 8, 500]), st.sampled_from(["", "SGD", "AdamW", "LAMB"]))
 @example((2, 300, "gelu"), 1, "AdamW")

@@ -21,10 +21,8 @@ pytestmark = pytest.mark.slow
 FEW = {
     2: [
         "sgd, sum",
-        "sgd, combined, chunks",
         "adamw, clipped, anchors",
         "adam in parts",
-        "adamw in parts, clipped, float64",
         "machines",
         SAVED,
     ],
@@ -32,6 +30,8 @@ FEW = {
 }
 # More cases of two processes, which ``make test-full`` runs.
 MORE = [
+    "sgd, combined, chunks",
+    "adamw in parts, clipped, float64",
     "adafactor not in parts, traced",
     "complex, adamw in parts, clipped",
     "exchanges over processes",
@@ -271,14 +271,15 @@ def test_processes_of_one_machine_exchange_in_common_memory(
     assert [own[name]["kept"]["regions"] for own in two.results] == [regions, regions]
 
 
+@pytest.mark.larger("test_the_plan_shows_the_exchanges")
 @pytest.mark.spec("parallel", 31, 36)
-def test_a_sum_of_squares_is_exchanged_in_one_bucket(two: Job) -> None:
+def test_a_sum_of_squares_is_exchanged_in_one_bucket(two_with_more: Job) -> None:
     line = "reduce squares sum over 2 processes  # 1 bucket, 8 bytes"
 
-    assert line in program(two.results, "adamw in parts, clipped, float64", "\n")
+    assert line in program(two_with_more.results, "adamw in parts, clipped, float64", "\n")
 
 
-@pytest.mark.larger("test_a_sum_of_squares_is_exchanged_in_one_bucket")
+@pytest.mark.larger("test_the_plan_shows_the_exchanges")
 @pytest.mark.spec("parallel", 31, 36)
 def test_several_sums_of_squares_are_exchanged_in_one_bucket(two_with_more: Job) -> None:
     line = "reduce squares sum over 2 processes  # 1 bucket, 24 bytes"
@@ -286,11 +287,12 @@ def test_several_sums_of_squares_are_exchanged_in_one_bucket(two_with_more: Job)
     assert line in program(two_with_more.results, "lamb in parts", "\n")
 
 
+@pytest.mark.larger("test_the_plan_of_two_machines_exchanges_while_gradients_are_computed")
 @pytest.mark.spec("parallel", 31, 36)
-def test_the_plan_of_one_machine_exchanges_after_all_micro_batches(two: Job) -> None:
+def test_the_plan_of_one_machine_exchanges_after_all_micro_batches(two_with_more: Job) -> None:
     name = "sgd, combined, chunks"
 
-    assert program(two.results, name) == [
+    assert program(two_with_more.results, name) == [
         "repeat 2 iterations",
         "repeat 2 chunks of 4 lanes",
         "run micro(param.*, batch[i,c,4 lanes], accum.*) -> loss, output.*, accum.* +=",
@@ -298,7 +300,7 @@ def test_the_plan_of_one_machine_exchanges_after_all_micro_batches(two: Job) -> 
         "run update(param.*, accum.*, optstate.*, hyper.*) -> param.*, accum.*, optstate.*",
         "emit loss, output.* final",
     ]
-    assert "nothing overlaps" in program(two.results, name, "\n")[3]
+    assert "nothing overlaps" in program(two_with_more.results, name, "\n")[3]
 
 
 @pytest.mark.spec("parallel", 31, 36)
@@ -318,7 +320,7 @@ def test_the_plan_of_two_machines_exchanges_while_gradients_are_computed(two: Jo
     assert "; 358912 bytes overlap; update divides" in whole_lines[4]
 
 
-@pytest.mark.larger("test_the_plan_of_one_machine_exchanges_after_all_micro_batches")
+@pytest.mark.larger("test_the_plan_of_two_machines_exchanges_while_gradients_are_computed")
 @pytest.mark.spec("parallel", 31, 36)
 def test_the_plan_of_replicas_that_exchange_overlaps_nothing(two_with_more: Job) -> None:
     whole = "".join(program(two_with_more.results, "exchanges over processes", "\n"))

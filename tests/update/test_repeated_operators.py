@@ -197,9 +197,9 @@ def assert_alike(got: own.Deep, want: own.Deep) -> None:
 
 
 ALIKE = {
+    "Plain": Plain,
     "Adafactor": T.Adafactor,
     "LARS": own.LARS,
-    "Plain": Plain,
     "MomentumOfFirst": MomentumOfFirst,
     "AskingNorms": AskingNorms,
 }

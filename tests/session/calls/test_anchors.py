@@ -257,6 +257,7 @@ def test_accumulated_gradients_and_their_norm_are_those_of_eager_pytorch(
     assert {"GradientNorm", "AccumulatedGradient___layers.3.bias"} <= {*training.getTensorNames()}
 
 
+@pytest.mark.larger("test_accumulated_gradients_and_their_norm_are_those_of_eager_pytorch")
 @pytest.mark.parametrize("anchor", ["GradientNorm", "AccumulatedGradient___layers.3.bias"])
 def test_an_anchor_leaves_the_update_as_it_is(anchor: str) -> None:
     """The updates of SGD are in proportion to the gradients, unlike those of Adam."""

@@ -381,7 +381,7 @@ def test_the_plan_says_which_condition_excludes_the_sizes_at_hand() -> None:
     assert "do not satisfy Ne(s0, 4)" in str(executor.plan())
 
 
-@pytest.mark.slow
+@pytest.mark.larger("test_two_dimensions_that_vary_have_two_symbols")
 def test_the_sides_of_square_images_vary() -> None:
     def forward(model: Having, x: torch.Tensor) -> torch.Tensor:
         return model.linear(x.permute(0, 2, 3, 1)).relu()
@@ -1078,7 +1078,7 @@ def test_rows_and_lengths_that_are_equal_in_a_whole_batch_only_have_two_symbols(
     torch.testing.assert_close(found, expected)
 
 
-@pytest.mark.slow
+@pytest.mark.larger("test_output_modes_are_those_of_one_micro_batch")
 @pytest.mark.parametrize("counts", [{"iterations": 2}, {"replicas": 2}], ids=str)
 @pytest.mark.parametrize("mode", ["All", "Final", "Sum"])
 def test_results_of_several_micro_batches_of_all_sizes(mode: str, counts: dict[str, int]) -> None:

@@ -176,6 +176,7 @@ def test_small_weights_are_updated_together_at_many_sizes(
 # Number formats.
 
 
+@pytest.mark.larger("test_calls_with_and_without_autocast_alternate_at_many_sizes")
 @on_both
 def test_bfloat16_at_many_sizes(backend: str) -> None:
     model = Tagger().to(torch.bfloat16).eval()

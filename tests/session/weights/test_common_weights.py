@@ -301,7 +301,7 @@ def test_a_short_last_batch_trains_like_eager() -> None:
     pair.compare()
 
 
-@pytest.mark.slow
+@pytest.mark.larger("test_models_train_as_in_plain_torch")
 def test_detaching_saving_and_other_modes_in_between(tmp_path: Path) -> None:
     adam = functools.partial(torch.optim.Adam, lr=0.1, betas=(0.5, 0.9), eps=1e-2)
     # A norm over three rows makes errors larger: of these sums eager torch is 2e-05 from float64.
