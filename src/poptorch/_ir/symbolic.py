@@ -27,6 +27,7 @@ from torch import fx
 from .._base import private, source
 from .block_labels import line_of
 from .conditions import Conditions, Sizes, numbers, symbol
+from .equal_sizes import always_equal
 from .graph import Graph
 from .propagation import propagate_values
 from .slots import Slot
@@ -68,7 +69,7 @@ _OF_SHAPE_IN_ARGUMENTS = {
 }
 _END = 2**63 - 1  # the end of a slice that has no end
 # The argument that is the start of a slice, and the one that a whole slice returns.
-_SLICES = {
+_SLICES: Mapping[Any, tuple[int, int]] = {
     aten.slice.Tensor: (2, 0),
     aten.slice_scatter.default: (3, 1),
     aten.slice_backward.default: (3, 0),
@@ -402,7 +403,7 @@ def settle(
         if values is None or ties:
             conditions = propagate(module, inputs, sizes, ties) | recorded | _conditions_of(ties)
         else:
-            _give_values(values, symbols, sizes)
+            _give_values(values, symbols, sizes, recorded)
             conditions = recorded | symbols.presence
         if conditions.hold(sizes) and _is_distinct(module.graph):
             return conditions
@@ -419,12 +420,31 @@ def _drop_whole_slices(graph: fx.Graph) -> None:
     """Drop slices ``[:]``, which torch does not record where it knows the size, assignments to
     them, and their gradients.
     """
-    for operator_, (first, kept) in _SLICES.items():
+    for operator_ in _SLICES:
         for node in graph.find_nodes(op="call_function", target=operator_):
-            given = dict(zip(("start", "end", "step"), node.args[first:], strict=False))
-            is_whole = given.get("start") in (0, None) and given.get("end") in (_END, None)
-            if is_whole and given.get("step", 1) == 1:
-                _replace(node, node.args[kept])
+            kept = _whole(node, _END)
+            if kept is not None:
+                _replace(node, kept)
+
+
+def _whole(node: fx.Node, size: int) -> fx.Node | None:
+    """Return what a slice equals if it goes from the start of a dimension to its end; else None.
+
+    ``size``: the least end of a whole slice.
+    """
+    first, kept = _SLICES[node.target]
+    given = dict(zip(("start", "end", "step"), node.args[first:], strict=False))
+    start, end, step = (_number(given.get(name)) for name in ("start", "end", "step"))
+    is_whole = start in (0, None) and step in (1, None) and (end is None or end >= size)
+    return node.args[kept] if is_whole else None  # type: ignore[return-value]
+
+
+def _number(argument: Any) -> Any:
+    """Return an argument that is a number or None, or what a node computes in example sizes."""
+    if not isinstance(argument, fx.Node):
+        return argument
+    value = argument.meta.get("val")
+    return value if isinstance(value, int) else -math.inf
 
 
 def _replace(node: fx.Node, other: fx.Node) -> None:
@@ -486,7 +506,8 @@ def propagate(
     symbols = Symbols(sizes, ties)
     fill_in(module, [symbols.tensor(slot) for slot in inputs], symbols)
     conditions = symbols.conditions
-    _give_values({node: node.meta.pop("val", None) for node in module.graph.nodes}, symbols, sizes)
+    values = {node: node.meta.pop("val", None) for node in module.graph.nodes}
+    _give_values(values, symbols, sizes, conditions)
     return conditions | symbols.presence
 
 
@@ -510,12 +531,15 @@ def _is_recorded(value: Any, symbols: Symbols) -> bool:
     return getattr(value, "fake_mode", None) is symbols.mode
 
 
-def _give_values(values: Mapping[fx.Node, Any], symbols: Symbols, sizes: Sizes) -> None:
+def _give_values(
+    values: Mapping[fx.Node, Any], symbols: Symbols, sizes: Sizes, conditions: Conditions
+) -> None:
     """Give nodes the values for some sizes, and their symbolic shapes.
 
     ``values``: of nodes, with symbols in their shapes.
     """
     number_of = numbers(sizes)
+    texts = _Texts(symbols, conditions)
     plain = private.FakeTensorMode(allow_non_fake_inputs=True)
 
     def number(size: Any) -> int:
@@ -537,7 +561,7 @@ def _give_values(values: Mapping[fx.Node, Any], symbols: Symbols, sizes: Sizes) 
         if not isinstance(value, torch.Tensor):
             return None
         return tuple(
-            tuple(str(symbols.size(size)) for size in each)
+            tuple(texts.text(size, number(size)) for size in each)
             for each in (value.shape, value.stride())
         )
 
@@ -553,6 +577,23 @@ def _give_values(values: Mapping[fx.Node, Any], symbols: Symbols, sizes: Sizes) 
             node.meta["val"] = concrete(value)
             if _has_symbols(shape):
                 node.meta[SHAPE] = shape
+
+
+class _Texts:
+    """One text for all expressions of a size that are equal for all sizes."""
+
+    def __init__(self, symbols: Symbols, conditions: Conditions) -> None:
+        self._symbols, self._conditions = symbols, conditions
+        self._known: dict[int, list[Any]] = {}  # expressions that differ, by example size
+
+    def text(self, size: Any, number: int) -> str:
+        expression = self._symbols.size(size)
+        known = self._known.setdefault(number, [])
+        for each in known:
+            if each == expression or always_equal(each, expression, self._conditions):
+                return str(each)
+        known.append(expression)
+        return str(expression)
 
 
 def fill_in(module: fx.GraphModule, inputs: Sequence[torch.Tensor], symbols: Symbols) -> None:
@@ -686,6 +727,17 @@ def first_difference(graph: Graph, sizes: Sizes, other: Graph, other_sizes: Size
     return None
 
 
+def _sliced(node: fx.Node) -> int:
+    """Return the size of the dimension that a slice takes a part of, or assigns to."""
+    if node.target is aten.slice_backward.default:
+        sizes: Any = node.args[1]
+        size = sizes[node.args[2]]
+        return int(_number(size))
+    dim: Any = node.args[_SLICES[node.target][0] - 1] if len(node.args) > 1 else 0
+    source_: Any = node.args[0]
+    return int(source_.meta["val"].shape[dim])
+
+
 def _resolved(graph: Graph, sizes: Sizes) -> list[tuple[str, fx.Node]]:
     """Return the operators of a graph, also as texts in which sizes are numbers."""
     module = (with_sizes(graph, sizes) if is_symbolic(graph) else graph).module
@@ -698,6 +750,9 @@ def _resolved(graph: Graph, sizes: Sizes) -> list[tuple[str, fx.Node]]:
     for node in module.graph.nodes:
         if node.op == "call_function" and computes_size(node):
             names[node] = node.meta["val"]
+            continue
+        if node.target in _SLICES and (kept := _whole(node, _sliced(node))) is not None:
+            names[node] = names[kept]  # torch does not record it if it knows the size
             continue
         names[node] = f"%{len(lines)}"
         args = fx.map_arg((node.args, node.kwargs), resolve) if node.op != "placeholder" else ()

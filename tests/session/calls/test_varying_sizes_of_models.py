@@ -60,12 +60,39 @@ def line(m: Having, x: torch.Tensor) -> torch.Tensor:
     return m.linear(x) + table  # type: ignore[no-any-return]
 
 
+def windows(m: Having, x: torch.Tensor) -> torch.Tensor:
+    """Attention in windows of 4 positions, for which the input is padded."""
+    rows, length, width = x.shape
+    padding = (4 - length % 4) % 4
+    parts = F.pad(x, (0, 0, 0, padding)).view(rows, (length + padding) // 4, 4, width)
+    found = (m.linear(parts) @ parts.transpose(2, 3)).softmax(-1) @ parts
+    whole = found.reshape(rows, length + padding, width)
+    return whole[:, :length].contiguous()
+
+
+def quarters(m: Having, x: torch.Tensor) -> torch.Tensor:
+    count, rest = divmod(x.shape[1], 4)
+    return m.linear(x)[:, : count * 4] * (rest + 1)  # type: ignore[no-any-return]
+
+
+def parts_of_half(m: Having, x: torch.Tensor) -> torch.Tensor:
+    return m.linear(x).split(x.shape[1] // 2, 1)[0]  # type: ignore[no-any-return]
+
+
+def smaller(m: Having, x: torch.Tensor) -> torch.Tensor:
+    return F.pixel_unshuffle(m.convolution(x), 2)
+
+
 def with_linear(**state: Any) -> dict[str, Any]:
     return {"linear": nn.Linear(8, 8), **state}
 
 
 def with_patches() -> dict[str, Any]:
     return {"patches": nn.Conv2d(3, 8, 4, 4), "table": nn.Parameter(normal(1, 8, 6, 6))}
+
+
+def with_convolution() -> dict[str, Any]:
+    return {"convolution": nn.Conv2d(3, 8, 3, padding=1)}
 
 
 def with_attention() -> dict[str, Any]:
@@ -89,7 +116,16 @@ MODELS: dict[str, Model] = {
     "a nearest table": (resized("nearest"), with_patches, SIDES),
     "a nearest-exact table": (resized("nearest-exact"), with_patches, SIDES),
     "a linear table": (line, with_table, LENGTHS),
+    "windows": (windows, with_linear, LENGTHS),
+    "quotients and remainders": (quarters, with_linear, LENGTHS),
+    "parts of half the length": (parts_of_half, with_linear, LENGTHS),
+    "pixels that become channels": (smaller, with_convolution, SIDES),
 }
+# Multiples of 4 are not padded or cut, and even lengths have no rest: these have another program.
+CASES_OF_SIZES = {"windows": 3, "quotients and remainders": 3, "parts of half the length": 3}
+# Torch's compiler uses sizes of these as numbers, so the code for each size is its own.
+INTERPRETED = {"parts of half the length"}
+WITH_NUMBERS_IN_TRAINING = {*INTERPRETED, "a nearest table", "a nearest-exact table"}
 
 
 def part(name: str) -> tuple[Part, list[Shape]]:
@@ -140,7 +176,7 @@ def test_one_program_infers_at_all_sizes(name: str, order: str) -> None:
     executor, compiled = compared_with_eager(name, order)
 
     assert executor._session.sizes.reasons == {}
-    assert compiled == 2
+    assert compiled == CASES_OF_SIZES.get(name, 2)
 
 
 @pytest.mark.slow
@@ -150,22 +186,22 @@ def test_one_program_trains_at_all_sizes(name: str, order: str) -> None:
     pair, compiled = trained_with_eager(name, order)
 
     assert pair.wrapped._session.sizes.reasons == {}
-    assert compiled == 2
+    assert compiled == CASES_OF_SIZES.get(name, 2)
 
 
 @pytest.mark.larger("test_one_program_infers_at_all_sizes")
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [name for name in MODELS if name not in INTERPRETED])
 def test_compiled_code_infers_at_all_sizes(name: str) -> None:
     executor, compiled = compared_with_eager(name, "small first", "inductor")
 
-    assert compiled == 2
+    assert compiled == CASES_OF_SIZES.get(name, 2)
     assert runs_compiled(executor)
 
 
 @pytest.mark.larger("test_one_program_trains_at_all_sizes")
-@pytest.mark.parametrize("name", [name for name in MODELS if "nearest" not in name])
+@pytest.mark.parametrize("name", [n for n in MODELS if n not in WITH_NUMBERS_IN_TRAINING])
 def test_compiled_code_trains_at_all_sizes(name: str) -> None:
     pair, compiled = trained_with_eager(name, "small first", "inductor")
 
-    assert compiled == 2
+    assert compiled == CASES_OF_SIZES.get(name, 2)
     assert runs_compiled(pair.wrapped)
