@@ -299,6 +299,7 @@ def test_without_lanes_micro_batches_run_one_after_another(
     assert made.program.lanes is None
 
 
+@pytest.mark.larger("test_without_lanes_micro_batches_run_one_after_another")
 def test_without_bundles_weights_are_stored_separately(
     whole: tuple[Compilation, torch.Tensor],
 ) -> None:

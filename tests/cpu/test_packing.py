@@ -108,6 +108,7 @@ def test_a_process_has_weights_of_inference_twice(backend: str, rows: int, most:
     assert weights_of_inference(backend, rows) < most + 0.1
 
 
+@pytest.mark.larger("test_weights_are_packed_for_the_library_and_packed_again_when_they_change")
 def test_a_program_that_packs_nothing_reads_the_values_that_were_packed() -> None:
     def forward(model: Having, x: torch.Tensor) -> torch.Tensor:
         return model.layer(x) @ model.turned

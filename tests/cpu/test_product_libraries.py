@@ -103,7 +103,7 @@ def trained() -> poptorch.PoplarExecutor:
     return wrapped
 
 
-@pytest.mark.slow
+@pytest.mark.larger("test_a_library_that_is_clearly_faster_twice_is_taken")
 def test_each_class_of_a_program_is_measured_twice_and_then_stays(
     measured: Measured, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

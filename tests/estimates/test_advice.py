@@ -262,7 +262,7 @@ def marked(every: int) -> Estimate:
     return priced(lambda: Marked(every), rows, steps=8, optimizer="SGD", advice=every == 1)
 
 
-@pytest.mark.slow
+@pytest.mark.larger("test_advice_for_a_model_that_does_not_fit_saves_and_costs_as_predicted")
 def test_fewer_checkpoints_save_the_memory_that_the_advice_promises() -> None:
     before = marked(every=1)
     lines = [line for line in before.advice if "recomputationCheckpoint" in line.change]

@@ -43,6 +43,7 @@ def test_the_examples_are_all_in_the_makefile_and_have_a_page() -> None:
         assert ("](plot.png)" in page) == (EXAMPLES / name / "plot.png").is_file()
 
 
+@pytest.mark.larger("test_the_loops_in_pytorch_and_in_poptorch_train_equally")
 @pytest.mark.parametrize(
     "name", few([name for name in FOLDERS if name not in UNLIKE], "series", "text", "single_cell")
 )

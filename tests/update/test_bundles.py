@@ -153,6 +153,7 @@ def test_learning_rates_of_groups_change_separately_and_weights_can_be_uploaded(
     assert float(wrapped(x, y)) == pytest.approx(float(torch.tensor(4.0).log()), rel=relative(8))
 
 
+@pytest.mark.larger("test_training_with_bundles_equals_training_without_them")
 def test_detaching_staging_saving_and_loading(tmp_path: Path) -> None:
     model, _, wrapped, (x, y), _ = run("Adam")
     wrapped.detachFromDevice()

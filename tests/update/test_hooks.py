@@ -506,6 +506,7 @@ def test_hooks_of_load_state_dict_change_the_state_of_the_program() -> None:
     pair.assert_alike()
 
 
+@pytest.mark.larger("test_each_of_several_optimizers_looks_at_its_own_weights_only")
 def test_each_of_several_optimizers_has_its_own_hooks_and_attributes() -> None:
     torch.manual_seed(0)
     model = Net()
