@@ -305,3 +305,144 @@ def test_a_layer_that_the_first_run_replaces_by_an_equal_one_is_not_a_difference
     out = infer(Having(settled, layer=nn.Linear(3, 3), is_settled=False))
 
     assert out.shape == (4, 3)
+
+
+class Cache(nn.Module):
+    """Keeps rows at positions that each call chooses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = torch.zeros(5, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.rows[(x[0, :1] > 0).long()] = x[:1]
+        return x + self.rows.sum(0)
+
+
+class Velocity(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.previous = nn.Linear(3, 3), [torch.zeros(3)]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out = self.layer(x) - self.previous[0]
+        self.previous[0].copy_(x.detach().mean(0))
+        return F.mse_loss(out, x)
+
+
+class Unregistered(nn.Module):
+    """Keeps a tensor in an attribute that is not a buffer."""
+
+    def __init__(self, function: Any, **attributes: torch.Tensor) -> None:
+        super().__init__()
+        self.function = function
+        vars(self).update(attributes)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.function(self, x)
+
+
+def counting(self: Any, x: torch.Tensor) -> torch.Tensor:
+    self.runs += 1
+    return x * self.runs
+
+
+def averaging(self: Any, x: torch.Tensor) -> torch.Tensor:
+    self.mean.mul_(0.9).add_(x.mean(0), alpha=0.1)
+    return x - self.mean
+
+
+@pytest.mark.parametrize(
+    "model, name",
+    [
+        (Cache(), "rows"),
+        (Unregistered(counting, runs=torch.zeros(())), "runs"),
+        (Unregistered(averaging, mean=torch.zeros(3)), "mean"),
+    ],
+)
+def test_a_tensor_that_forward_changes_in_place_for_the_next_run_is_named(
+    model: nn.Module, name: str
+) -> None:
+    with pytest.raises(poptorch.Error, match=f"Got:    {name};"):
+        infer(model)
+
+
+def test_a_tensor_in_a_list_that_a_training_model_changes_in_place_is_named() -> None:
+    with pytest.raises(poptorch.Error, match="Got:    previous;"):
+        train(Velocity())
+
+
+def test_a_tensor_outside_of_the_model_that_forward_changes_in_place_is_named() -> None:
+    runs = torch.zeros(1)
+
+    def counted(self: Any, x: torch.Tensor) -> torch.Tensor:
+        runs.add_(1)
+        return x * runs
+
+    with pytest.raises(poptorch.Error, match=r"Got:    tensors outside of the model"):
+        infer(Having(counted))
+
+
+def test_the_first_run_uses_the_value_that_a_changed_tensor_had_before() -> None:
+    model = Unregistered(counting, runs=torch.zeros(()))
+    x = torch.randn(4, 3)
+    expected = copy.deepcopy(model)(x)
+
+    out = poptorch.inferenceModel(model, options().checkAgainstEager("off"))(x)
+
+    torch.testing.assert_close(out, expected)
+
+
+def written_first(self: Any, x: torch.Tensor) -> torch.Tensor:
+    self.scratch[:4] = x
+    return x + self.scratch.sum(0)
+
+
+def written_again(self: Any, x: torch.Tensor) -> torch.Tensor:
+    self.scratch[0] = 0
+    return x + self.scratch.sum(0)
+
+
+def only_written(self: Any, x: torch.Tensor) -> torch.Tensor:
+    self.scratch[0].lerp_(x[0], 0.5)
+    return x + 1
+
+
+@pytest.mark.parametrize("forward", [written_first, written_again, only_written])
+def test_a_tensor_whose_changes_do_not_affect_the_next_run_is_not_a_difference(
+    forward: Any,
+) -> None:
+    model = Unregistered(forward, scratch=torch.ones(5, 3))
+    torch.manual_seed(0)
+    x = torch.randn(4, 3)
+    expected = copy.deepcopy(model)(x)
+    torch.manual_seed(0)
+
+    out = infer(model)
+
+    torch.testing.assert_close(out, expected)
+
+
+def test_a_counter_is_found_even_if_the_same_program_was_compared_before() -> None:
+    def scaled(self: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * 0.1
+
+    def warming_up(self: Any, x: torch.Tensor) -> torch.Tensor:
+        self.runs += 1
+        return x * (self.runs * 0.1)
+
+    infer(Having(scaled))
+
+    with pytest.raises(poptorch.Error, match="Got:    runs;"):
+        infer(Having(warming_up, runs=0))
+
+
+def test_attributes_that_only_work_together_are_found() -> None:
+    def anchored(self: Any, x: torch.Tensor) -> torch.Tensor:
+        if self.first is None:
+            self.first = x.mean(0)
+            self.second = self.first * 2
+        return x - self.second
+
+    with pytest.raises(poptorch.Error, match="Got:    first;"):
+        infer(Having(anchored, first=None, second=None))

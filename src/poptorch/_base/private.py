@@ -12,7 +12,7 @@ import functools
 import inspect
 import pkgutil
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +94,12 @@ def optional(name: str) -> Any:
     except MissingName as missing:
         warn_missing(missing)
         return None
+
+
+def keeping_versions(tensors: Iterable[Any]) -> contextlib.AbstractContextManager[None]:
+    """Write to tensors within the block without changing their version counters, if torch can."""
+    keeping = optional("unsafe_preserve_version_counter")
+    return contextlib.nullcontext() if keeping is None else keeping(tuple(tensors))
 
 
 def warn_missing(missing: MissingName) -> None:

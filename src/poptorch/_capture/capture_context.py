@@ -30,6 +30,7 @@ from .replaced_functions import RECURRENT, recurrent, substitutes
 from .replaced_tensors import changed
 from .torch_control_flow import refuse_writes, replacement
 from .value_reads import QUESTIONS, Frozen, ValueReads
+from .written_constants import ValuesOfConstants
 
 # Scripts for PopTorch's last releases say on which device masks and constants should be.
 _SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
@@ -44,6 +45,7 @@ class CaptureContext(Capture):
     draws: Draws = field(default_factory=Draws)
     views: MovingViews = field(default_factory=MovingViews)
     outside: TensorsKeptOutside = field(default_factory=TensorsKeptOutside)
+    constants: ValuesOfConstants = field(default_factory=ValuesOfConstants)
     # lines of assignments to ``.data``, by tensor
     assigned: dict[int, str | None] = field(default_factory=dict)
 
@@ -53,6 +55,7 @@ class CaptureContext(Capture):
     def caught(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the arguments and keyword arguments that an operator gets."""
         args, kwargs = self.held.caught(func, args, kwargs)
+        self.constants.about_to_run(func, args, kwargs)
         self.views.heard(func, args, kwargs)
         return args, kwargs
 

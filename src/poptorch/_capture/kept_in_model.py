@@ -9,10 +9,9 @@ from torch import fx
 
 from .._base import source
 from .._base.errors import Error
-from .._ir.operators import draws
 from .forward import Request
 from .python_state import ModuleAttribute, PythonState
-from .recorded import recorded
+from .recorded import recorded, varies
 from .replaced_tensors import tensors_of
 
 _SAME = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
@@ -35,23 +34,9 @@ def kept_of_changes(
 
     def changes(tensor: torch.Tensor) -> bool:
         node = recorded(tensor)
-        return node is not None and _depends_on_changes(node, constant)
+        return node is not None and varies(node, constant)
 
     return PythonState([request.module]).holding(changes)
-
-
-def _depends_on_changes(node: fx.Node, constant: set[fx.Node]) -> bool:
-    """Add nodes to ``constant`` until one is found whose value changes between calls."""
-    waiting = [node]
-    while waiting:
-        node = waiting.pop()
-        if node in constant:
-            continue
-        if node.op == "placeholder" or draws(node):
-            return True
-        waiting += node.all_input_nodes
-        constant.add(node)
-    return False
 
 
 def refuse_new_layers(request: Request) -> None:

@@ -20,6 +20,7 @@ from .._ir import block_labels, slots
 from .._ir.block_labels import Label, Visit
 from .._ir.conditions import Conditions
 from .._ir.graph import Graph, graph_module, remove_dead_nodes
+from .._ir.operators import storage_root, written_by
 from .._ir.slots import Kind, Slot, narrowed
 from .._ir.symbolic import NotSymbolic, Symbols, settled, sizes_of
 from .._ops import annotate
@@ -38,6 +39,7 @@ from .recorded_draws import Draws, Unsettled
 from .replaced_tensors import ModelTensor
 from .symbolic_sizes import as_numbers, refuse_kept, refuse_returned
 from .value_reads import BranchOnData, ValueReads
+from .written_constants import WrittenConstant, written_constants
 
 aten = torch.ops.aten
 
@@ -70,6 +72,7 @@ class Micro:
         ModuleAttribute, ...
     ] = ()  # attributes whose values were computed from what changes
     lost: bool = False  # forward stored tensors without values in attributes, which were restored
+    written: tuple[WrittenConstant, ...] = ()  # constants that forward changes in place
     conditions: Conditions | None = None  # conditions on symbolic sizes, if there are such sizes
 
 
@@ -95,6 +98,7 @@ class _Recording:
         self.slots: list[Slot] = []
         self.overlaps: dict[str, str] = {}
         self.kept: tuple[ModuleAttribute, ...] = ()
+        self.written: tuple[WrittenConstant, ...] = ()
         self.context = CaptureContext(
             request.training,
             request.differentiates,
@@ -106,6 +110,11 @@ class _Recording:
         )
 
     def lower_hints(self, graph: fx.Graph) -> None:
+        inputs = zip(graph.find_nodes(op="placeholder"), self.request.inputs, strict=True)
+        state = {slot.path for slot in self.request.state} - self.request.trained
+        fixed = {node for node, slot in inputs if slot in self.request.state and slot.path in state}
+        fixed -= {storage_root(each) for node in graph.nodes for each in written_by(node)}
+        self.written = tuple(written_constants(graph, fixed))
         self.overlaps = recorded_hints.lower(
             graph, self.request.inputs, self.slots, self.context.groups
         )
@@ -118,6 +127,7 @@ class _Recording:
             return results
         finally:
             self.context.outside.find_values(failed)
+            self.context.constants.restore()
 
     def _recorded(self, flat: list[torch.Tensor]) -> list[torch.Tensor]:
         request = self.request
@@ -431,6 +441,7 @@ def _capture(
         recording.context.exchanging,
         drawn=recording.context.draws.count,
         kept=recording.kept,
+        written=recording.written,
         marked=next(
             (at for at, each in enumerate(recording.context.losses) if each.tensor is done.loss),
             None,

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from .._base.errors import Error
-from .._ir.operators import Operator
+from .._ir.operators import arguments_written
 from .._ops.context import outermost
 
 
@@ -37,10 +37,8 @@ class _Writes:
         self.total += 1
 
     def heard(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        for at, argument in enumerate(func._schema.arguments):
-            if argument.alias_info is not None and argument.alias_info.is_write:
-                for each in _tensors(args[at] if at < len(args) else kwargs.get(argument.name)):
-                    self.to(each)
+        for each in arguments_written(func, args, kwargs):
+            self.to(each)
 
 
 def _storage(tensor: torch.Tensor) -> int:
@@ -117,7 +115,7 @@ class MovingViews:
 
     def heard(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note what an operator writes."""
-        if self._parts and isinstance(func, Operator) and func._schema.is_mutable:
+        if self._parts:
             self._writes.heard(func, args, kwargs)
 
     def before(self, *values: Any) -> None:

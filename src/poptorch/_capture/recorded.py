@@ -95,6 +95,23 @@ def constant_value(tensor: torch.Tensor) -> torch.Tensor | None:
     return known[0] if known else None
 
 
+def varies(node: fx.Node, constant: set[fx.Node]) -> bool:
+    """Return whether the value of a node changes between runs.
+
+    ``constant``: the nodes that do not change, as far as they are known. Others are added.
+    """
+    waiting, seen = [node], set[fx.Node]()
+    while waiting:
+        node = waiting.pop()
+        if (node.op == "placeholder" and node not in constant) or draws(node):
+            return True
+        if node not in constant and node not in seen:
+            seen.add(node)
+            waiting += node.all_input_nodes
+    constant |= seen
+    return False
+
+
 def value_of_inputs(
     tensor: torch.Tensor, inputs: Mapping[int, torch.Tensor]
 ) -> tuple[torch.Tensor, frozenset[int]] | None:

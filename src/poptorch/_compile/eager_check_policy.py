@@ -91,7 +91,7 @@ class EagerCheck:
         if self._before is None:
             return micro
         self._key = _key_of([micro.graph])
-        if self._is_known(""):
+        if self._is_known("") and not self._changes_values(micro, self._before):
             return micro
         needed, free = _needed(micro.graph), available_memory()
         if needed > _SHARE * free:
@@ -117,6 +117,11 @@ class EagerCheck:
         else:
             self._note("")
         return micro
+
+    @staticmethod
+    def _changes_values(micro: Micro, before: _capture.PythonState) -> bool:
+        """Return whether forward changes attributes or constants. A graph does not show this."""
+        return micro.lost or bool(micro.written or before.changed(before.now()))
 
     @staticmethod
     def _without_a_step(
@@ -280,7 +285,7 @@ def _disagreement(finding: _eager.Mismatch) -> Error:
 
 def _state_in_attributes(finding: _eager.Mismatch) -> Error:
     return Error(
-        "forward changes attributes on which its next run depends",
+        "forward changes values on which its next run depends",
         got=f"{finding.got}; the program always computes what the first call computed",
         where=finding.where,
         fix=(

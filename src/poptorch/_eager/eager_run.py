@@ -10,7 +10,7 @@ import contextlib
 import functools
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,11 +23,11 @@ from .._base import nested_values, private
 from .._base.thread_safety import by_thread, only_in_this_thread
 from .._capture import LOSS_FUNCTIONS, OverwriteContextManager, PythonState, Request
 from .._capture.replaced_tensors import changed
-from .._ir.operators import call_draws, generator_of
+from .._ir.operators import arguments_written, call_draws, generator_of
 from .._ops.autocast import around_user_code
 from .._ops.context import EagerRun, running_eagerly
 from .eager_draws import EagerDraws
-from .restored_state import NoticedWrites, arguments_written, gradients_of, random_states
+from .restored_state import NoticedWrites, gradients_of, random_states
 
 ValueListener = Callable[[str, torch.Tensor], None]  # called with a path and a value
 
@@ -41,6 +41,7 @@ class EagerResults:
     state: Mapping[str, torch.Tensor]  # new values of what forward and backward wrote, by path
     drawn: EagerDraws
     attributes: PythonState  # as forward left them
+    written: Sequence[tuple[torch.Tensor, torch.Tensor]]  # other tensors, and their new values
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,10 +67,16 @@ def run(
     batch: Sequence[torch.Tensor],
     loss: Loss | None,
     listener: Listener | None = None,
+    constants: Iterable[torch.Tensor] = (),
 ) -> EagerResults:
-    """Run the user's module on one micro-batch; ``loss`` is None in inference."""
+    """Run the user's module on one micro-batch; ``loss`` is None in inference.
+
+    ``constants``: other tensors that ``forward`` uses, which may be outside of the model.
+    """
     tensors = {path: tied.tensor for path, tied in request.tensors.items()}
-    everything = {id(each): each for each in (*tensors.values(), *before.tensors.values())}
+    others = {id(each): each for each in (*before.tensors.values(), *constants)}
+    everything = {id(each): each for each in tensors.values()} | others
+    others = {at: each for at, each in others.items() if at not in set(map(id, tensors.values()))}
     buffers = [tied.tensor for tied in request.tensors.values() if not tied.is_parameter]
     writes, marked = NoticedWrites(everything.values(), buffers), EagerRun()
     parameters = [each for each in everything.values() if each.is_leaf and each.requires_grad]
@@ -99,7 +106,8 @@ def run(
             state |= _replaced(request, tensors)
             outputs = [each.detach().clone() for each in outputs]
             attributes = before.now()
-    return EagerResults(outputs, gradients, state, drawn, attributes)
+            written = [(t, t.detach().clone()) for t in others.values() if writes.written(t)]
+    return EagerResults(outputs, gradients, state, drawn, attributes, written)
 
 
 def _backward(outputs: Sequence[torch.Tensor], loss: Loss, marked: EagerRun) -> None:

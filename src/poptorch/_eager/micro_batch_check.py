@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import fx, nn
@@ -23,11 +23,13 @@ from . import eager_run
 from .divergence import GraphSums, Values, first_divergence, sizes
 from .eager_draws import Disagreement, EagerDraw, EagerDraws, counted, used
 from .replay import replay
+from .restored_state import having
 
 _SHOWN = 4
 _TRIED = 16  # attributes that are tried one by one to find those that affect the results
 
 DrawsOf = Callable[[Graph, EagerDraws, int], list[EagerDraw]]
+Written = tuple[torch.Tensor, torch.Tensor]  # a tensor, and its new value
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,7 @@ class Check:
         self.loss = self._loss()
         self.rounding = coarsest(micro.graph)
         self.attributes = before  # as forward left them in eager PyTorch
+        self.written: Sequence[Written] = ()  # the tensors that it changed in place
 
     def micro_batch(self) -> Mismatch | None:
         """Compare outputs, loss, gradients, new state and draws."""
@@ -109,33 +112,71 @@ class Check:
     def next_run(self) -> Mismatch | None:
         """Return a finding if ``forward`` changed attributes that affect what it computes next.
 
-        If the first run changed attributes, it runs once more from there. With the same inputs and
-        weights it might compute the same from values that it stored, such as a copy of a weight.
-        The second run therefore uses other values for those.
+        If the first run changed attributes, or the values of tensors that are not registered, it
+        runs once more from there. With the same inputs and weights it might compute the same from
+        values that it stored, such as a copy of a weight. The second run therefore uses other
+        values for those.
         """
+        written = {id(tensor) for tensor, _ in self.written}
         changed = self.before.changed(self.attributes)
-        if not changed or self._agrees_after(changed):
+        holding = self.before.holding(lambda each: id(each) in written)
+        changed += [place for place in holding if place not in changed]
+        if not (changed or written) or self._agrees_after(changed, self.written):
             return None
         candidates = self.attributes.by_object(changed)
         if 1 < len(candidates) <= _TRIED:
-            candidates = [each for each in candidates if not self._agrees_after(each)] or candidates
+            candidates = [each for each in candidates if self._decides(each)] or candidates
+        if not candidates:
+            shapes = ", ".join(str(tuple(tensor.shape)) for tensor, _ in self.written)
+            definition = source.definition_line(type(self.request.module).forward)
+            return Mismatch(f"tensors outside of the model, of shape {shapes}", definition)
         first = [places[0] for places in candidates]
         names = ", ".join(".".join(filter(None, each)) for each in first[:_SHOWN])
         if len(first) > _SHOWN:
             names += f" and {len(first) - _SHOWN} more"
         return Mismatch(names, _assignment(self.request.module, first[0]))
 
-    def _agrees_after(self, changed: Sequence[ModuleAttribute]) -> bool:
+    def _decides(self, places: Sequence[ModuleAttribute]) -> bool:
+        """Return whether a run differs or fails if only some attributes have changed."""
+        try:
+            return not self._agrees_after(places, self._written_in(places))
+        except Skipped as skipped:
+            log.engine.debug("The second run of forward: %s", skipped)
+            return True
+
+    def _written_in(self, places: Sequence[ModuleAttribute]) -> list[Written]:
+        """Return the tensors in some attributes that the first run changed in place."""
+        return [
+            (tensor, value)
+            for tensor, value in self.written
+            if set(self.before.holding(lambda each, own=tensor: each is own)) & {*places}  # type: ignore[misc]
+        ]
+
+    def _agrees_after(self, changed: Sequence[ModuleAttribute], written: Sequence[Written]) -> bool:
         """Return whether a run from some of the attributes that the first run left agrees."""
         kept = [place for place in self.micro.kept if place in changed]
         left = self.attributes.with_tensors(kept, _other_values)
         # Weights and buffers have their first values, as the inputs of the graph have.
         start = self.before.with_changes(changed, left).without_registered()
+        constants = self.micro.constants
+        own = {id(tensor): tensor.detach().clone() for tensor, _ in written}
+        micro = replace(
+            self.micro, constants={key: own.get(id(t), t) for key, t in constants.items()}
+        )
         try:
-            return not Check(self.request, self.micro, start).differences(used)
+            with having([(tensor, self._next(tensor, value)) for tensor, value in written]):
+                return not Check(self.request, micro, start).differences(used)
         except Disagreement as disagreement:
             log.engine.debug("The second run of forward: %s", disagreement)
             return False
+
+    def _next(self, tensor: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        """Return values that a tensor might have before the second run."""
+        constant = next((each for each in self.micro.written if each.tensor is tensor), None)
+        if constant is None or not constant.varies:
+            return value
+        other = _other_values(value)
+        return other if constant.moves else torch.where(value == tensor, value, other)
 
     def _loss(self) -> eager_run.Loss | None:
         if not self.request.training:
@@ -152,7 +193,8 @@ class Check:
         wide = any(tied.tensor.dtype == torch.float64 for tied in self.request.tensors.values())
         batch = [tensor.clone() for tensor in self.first_batch(narrow=not wide)]
         try:
-            return eager_run.run(self.request, self.before, batch, self.loss, listener)
+            constants = self.micro.constants.values()
+            return eager_run.run(self.request, self.before, batch, self.loss, listener, constants)
         except Exception as error:
             raise Skipped(f"eager PyTorch raises {described(error)}") from error
 
@@ -182,7 +224,7 @@ class Check:
         graph.
         """
         eager = self.run_in_default_modes()
-        self.attributes = eager.attributes
+        self.attributes, self.written = eager.attributes, eager.written
         drawn = draws(self.micro.graph, eager.drawn, self.micro.drawn)
         values = self.inputs()
         found = replay(self.micro.graph, values, drawn)

@@ -10,13 +10,11 @@ from __future__ import annotations
 import contextlib
 import random
 import sys
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 
 from .._base import private
-from .._ir.operators import Operator
 
 
 class NoticedWrites:
@@ -55,8 +53,7 @@ class NoticedWrites:
         return _region(tensor) != _region(alias)
 
     def undo(self) -> None:
-        preserve = private.optional("unsafe_preserve_version_counter") or _nothing
-        with torch.no_grad(), preserve(tuple(self._tensors)):
+        with torch.no_grad(), private.keeping_versions(self._tensors):
             for at, tensor in enumerate(self._tensors):
                 if self._was_moved(at):
                     tensor.data = self._aliases[at]
@@ -66,8 +63,20 @@ class NoticedWrites:
 
 
 @contextlib.contextmanager
-def _nothing(_: object) -> Iterator[None]:
-    yield
+def having(values: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Iterator[None]:
+    """Within the block, tensors have other values."""
+    before = [(tensor, tensor.detach().clone()) for tensor, _ in values]
+    _set(values)
+    try:
+        yield
+    finally:
+        _set(before)
+
+
+def _set(values: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    with torch.no_grad(), private.keeping_versions([tensor for tensor, _ in values]):
+        for tensor, value in values:
+            tensor.copy_(value)
 
 
 def _memory(tensor: torch.Tensor) -> int:
@@ -79,18 +88,6 @@ def _memory(tensor: torch.Tensor) -> int:
 
 def _region(tensor: torch.Tensor) -> tuple[object, ...]:
     return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
-
-
-def arguments_written(func: Any, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors to which an operator is about to write."""
-    if not isinstance(func, Operator) or not func._schema.is_mutable:
-        return
-    for at, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            value = args[at] if at < len(args) else kwargs.get(argument.name)
-            for each in value if isinstance(value, (list, tuple)) else [value]:
-                if isinstance(each, torch.Tensor):
-                    yield each
 
 
 @contextlib.contextmanager

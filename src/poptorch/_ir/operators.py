@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -57,6 +57,20 @@ def written_by(node: fx.Node) -> list[fx.Node]:
     changed = (a.name for a in arguments if a.alias_info is not None and a.alias_info.is_write)
     values = (given.get(name) for name in changed)
     return [value for value in values if isinstance(value, fx.Node)]
+
+
+def arguments_written(
+    target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Iterator[torch.Tensor]:
+    """Yield the tensors to which a call of an operator writes."""
+    if not isinstance(target, Operator) or not target._schema.is_mutable:
+        return
+    for at, argument in enumerate(target._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = args[at] if at < len(args) else kwargs.get(argument.name)
+            for each in value if isinstance(value, (list, tuple)) else [value]:
+                if isinstance(each, torch.Tensor):
+                    yield each
 
 
 def draws(node: fx.Node) -> bool:
