@@ -67,6 +67,7 @@ class Request:
     arguments: Mapping[str, nested_values.Structure] = field(default_factory=dict)
     priced: bool = False  # the graph is only for an estimate
     casts: torch.dtype | None = None  # the type of an autocast around the call
+    sized: tuple[bool, ...] = ()  # calls to replace, to compare with a capture with symbols
 
     @property
     def inputs(self) -> tuple[Slot, ...]:

@@ -16,6 +16,7 @@ from torch import fx
 
 from .._base import log, nested_values, source
 from .._base.errors import Error
+from .._base.thread_safety import holding
 from .._ir import block_labels, slots
 from .._ir.block_labels import Label, Visit
 from .._ir.conditions import Conditions
@@ -37,6 +38,7 @@ from .python_state import ModuleAttribute, PythonState
 from .recorded import storage_of
 from .recorded_draws import Draws, Unsettled
 from .replaced_tensors import ModelTensor
+from .sized_calls import SizedCalls, sized_calls
 from .symbolic_sizes import as_numbers, refuse_kept, refuse_returned
 from .value_reads import BranchOnData, ValueReads
 from .written_constants import WrittenConstant, written_constants
@@ -74,6 +76,7 @@ class Micro:
     lost: bool = False  # forward stored tensors without values in attributes, which were restored
     written: tuple[WrittenConstant, ...] = ()  # constants that forward changes in place
     conditions: Conditions | None = None  # conditions on symbolic sizes, if there are such sizes
+    sized: tuple[bool, ...] = ()  # which calls were replaced, because sizes may be symbolic
 
 
 @functools.cache
@@ -413,9 +416,12 @@ def _capture(
 ) -> Micro:
     recording = _Recording(request, reads, draws, outside)
     stochastic = request.precision.stochastic_rounding and not request.priced
-    module, constants = trace.trace(
-        recording, inputs, recording.lower_hints, reads.real, stochastic, not request.priced
-    )
+    replaces = symbols is not None or request.sized
+    calls = SizedCalls(request.sized) if replaces else None
+    with holding(sized_calls, calls):
+        module, constants = trace.trace(
+            recording, inputs, recording.lower_hints, reads.real, stochastic, not request.priced
+        )
     tied = request.tensors
     trained = {path: tied[path].tensor for path in sorted(request.trained)}
     constant_slots = tuple(slots.constant(index, value) for index, value in enumerate(constants))
@@ -447,6 +453,7 @@ def _capture(
             None,
         ),
         conditions=conditions,
+        sized=() if calls is None else tuple(calls.found),
     )
 
 

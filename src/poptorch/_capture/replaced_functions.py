@@ -20,6 +20,7 @@ from .._ir.symbolic import has_symbols
 from .._ops.traceable import ctc_losses, grouped_product, lstm
 from .masked_selection import Selected, select
 from .recorded import constant_value
+from .sized_calls import as_tensor, linspace, new_tensor, tensor
 from .trace import untraced
 
 aten = torch.ops.aten
@@ -350,6 +351,10 @@ def substitutes() -> dict[Any, Callable[..., Any]]:
         torch.Tensor.repeat_interleave: _repeat_interleave,
         torch.tensor_split: _tensor_split,
         torch.Tensor.tensor_split: _tensor_split,
+        torch.tensor: tensor,
+        torch.as_tensor: as_tensor,
+        torch.Tensor.new_tensor: new_tensor,
+        torch.linspace: linspace,
         torch.bincount: _bincount,
         torch.Tensor.bincount: _bincount,
         private.optional("pack_padded_sequence"): _pack,

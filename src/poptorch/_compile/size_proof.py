@@ -100,12 +100,13 @@ def prove(micro: _capture.Micro, request: _capture.Request, earlier: EarlierProg
         raise NotSymbolic(f"{name_of(unchecked)}{where} reads indices limited by a symbolic size")
     shapes = [] if earlier is None else [slot.shape for slot in earlier.slots]
     before = sizes_of(request.batch, shapes) if earlier is not None else None
-    if earlier is not None and before is not None and micro.conditions.hold(before):
+    is_usual = not any(micro.sized)
+    if is_usual and earlier is not None and before is not None and micro.conditions.hold(before):
         other, other_sizes = earlier.micro, _sizes(earlier.slots)
     else:
         fixed = tuple(replace(slot, symbols=()) for slot in request.batch)
         before, other_sizes = sizes, {}
-        other = _capture.capture(replace(request, batch=fixed))
+        other = _capture.capture(replace(request, batch=fixed, sized=micro.sized))
     found = first_difference(micro.graph, before, other.graph, other_sizes)
     if found is None and not _have_same_values(micro.constants, other.constants):
         found = "the values that forward computes from sizes"

@@ -1325,9 +1325,9 @@ def every_position(x: torch.Tensor) -> torch.Tensor:
 
 NAMED = {
     "Python's code": (every_position, "in range(x.shape[1])"),
-    "a function of torch": (lambda x: x + torch.linspace(0, 1, x.shape[1])[:, None], "linspace"),
+    "a function of torch": (lambda x: x + torch.logspace(0, 1, x.shape[1])[:, None], "logspace"),
     "an operator": (lambda x: torch.stack(x.unbind(1), 1), "aten.unbind.int in test_varying"),
-    "a tensor of a size": (lambda x: x / torch.tensor(float(x.shape[1])), "torch.tensor(float("),
+    "a function of numbers": (lambda x: x * math.exp(-float(x.shape[1])), "math.exp(-float("),
     "indices": (lambda x: x.index_select(1, (x[0, :, 0] > 9).long()), "self.function(x)"),
     "something else": (lambda x: x * len(type(x.shape[1]).__name__), "self.function(x)"),
 }

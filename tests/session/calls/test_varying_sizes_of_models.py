@@ -83,6 +83,24 @@ def smaller(m: Having, x: torch.Tensor) -> torch.Tensor:
     return F.pixel_unshuffle(m.convolution(x), 2)
 
 
+def mean(m: Having, x: torch.Tensor) -> torch.Tensor:
+    return m.linear(x).sum(1) / torch.tensor(x.shape[1])  # type: ignore[no-any-return]
+
+
+def scaled(m: Having, x: torch.Tensor) -> torch.Tensor:
+    """Factors from tensors of sizes and other numbers, of which only some are symbolic."""
+    rows, length, width = x.shape
+    root = torch.sqrt(torch.tensor(length, dtype=torch.float32))
+    others = torch.as_tensor([float(length), 2.0, width]).sum() + torch.tensor([1.0, 2.0]).sum()
+    return m.linear(x) * root / others / x.new_tensor([rows, length]).sum()  # type: ignore[no-any-return]
+
+
+def steps(m: Having, x: torch.Tensor) -> torch.Tensor:
+    length = x.shape[1]
+    along = torch.linspace(-1, 1, length) + torch.linspace(0, length - 1, length)
+    return m.linear(x) * along[:, None] + torch.linspace(0, 1, 8)  # type: ignore[no-any-return]
+
+
 def with_linear(**state: Any) -> dict[str, Any]:
     return {"linear": nn.Linear(8, 8), **state}
 
@@ -116,6 +134,9 @@ MODELS: dict[str, Model] = {
     "a nearest table": (resized("nearest"), with_patches, SIDES),
     "a nearest-exact table": (resized("nearest-exact"), with_patches, SIDES),
     "a linear table": (line, with_table, LENGTHS),
+    "a tensor with the length": (mean, with_linear, LENGTHS),
+    "tensors with sizes": (scaled, with_linear, LENGTHS),
+    "linspace": (steps, with_linear, LENGTHS),
     "windows": (windows, with_linear, LENGTHS),
     "quotients and remainders": (quarters, with_linear, LENGTHS),
     "parts of half the length": (parts_of_half, with_linear, LENGTHS),
