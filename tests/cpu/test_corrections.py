@@ -45,6 +45,8 @@ WHOLE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "product of flags": lambda x: (x > 1) * 2j,
     "any byte": lambda x: x.to(torch.uint8).any() * 200 + 100,
     "any byte of a row": lambda x: x.to(torch.uint8).view(1, 3).any(1),
+    "a number to the power of integers": lambda x: 2 ** (x.int() - 2),
+    "a negative number to the power of integers": lambda x: (-2) ** x.int(),
     "any byte of two dimensions": lambda x: x.to(torch.uint8).view(1, 3).any(dim=(0, 1)),
 }
 
@@ -64,6 +66,7 @@ def test_compiled_code_gives_results_of_integers_the_type_that_eager_torch_gives
 # Functions of operators that are corrected for other operands, and written out by torch for these.
 OTHERS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "difference from a number": lambda x: 1 - x.float(),
+    "a number to the power of numbers": lambda x: 2 ** x.float(),
     "any of two dimensions": lambda x: (x > 1).view(1, 3).any(dim=(0, 1)),
 }
 

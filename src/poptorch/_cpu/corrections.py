@@ -61,6 +61,20 @@ def _any_byte(operator: Any) -> Kernel:
     return compute
 
 
+def _both_whole(number: complex, exponent: torch.Tensor) -> bool:
+    result = torch.result_type(number, exponent)
+    return not (result.is_floating_point or result.is_complex)
+
+
+@when(_both_whole)
+def power(number: int, exponent: torch.Tensor) -> torch.Tensor:
+    """Return integers, as eager torch does. Torch's compiler computes a number to the power of
+    integers in float32.
+    """
+    whole = torch.result_type(number, exponent)
+    return torch.pow(torch.full_like(exponent, number, dtype=whole), exponent)
+
+
 def _is_expanded(tensor: torch.Tensor, *_: Any, **__: Any) -> bool:
     dimensions = zip(tensor.shape, tensor.stride(), strict=True)
     return not all(stride or size == 1 for size, stride in dimensions)
@@ -91,6 +105,7 @@ CORRECTIONS: Kernels = {
     **{each: _in_complex(each) for each in (aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor)},
     aten.rsub.Scalar: _in_complex(aten.rsub.Scalar),
     **{each: _any_byte(each) for each in (aten.any.default, aten.any.dim, aten.any.dims)},
+    aten.pow.Scalar: power,
     aten.index_put.default: put,
     aten.select_copy.int: Kernel(select),
     # Kernels that compiled code calls may not know that a tensor is a lazy conjugate of its memory.
