@@ -20,7 +20,7 @@ from .._ir.symbolic import has_symbols
 from .._ops.traceable import ctc_losses, grouped_product, lstm
 from .masked_selection import Selected, select
 from .recorded import constant_value
-from .sized_calls import as_tensor, linspace, new_tensor, tensor
+from .sized_calls import as_tensor, is_sized, linspace, new_tensor, tensor
 from .trace import untraced
 
 aten = torch.ops.aten
@@ -319,7 +319,7 @@ def recurrent(function: Any, args: tuple[Any, ...], priced: bool) -> Any:
             return RECURRENT[function]()(data, sizes, *rest)
         return function(*args)
     if function is torch.lstm:
-        result = lstm(*args, any_type=priced)
+        result = lstm(*args, any_type=priced, recomputed=is_sized(data.shape))
         if result is not NotImplemented:
             return result
     return function(*args)

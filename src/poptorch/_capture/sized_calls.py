@@ -1,5 +1,6 @@
 """Replace functions of torch that need numbers where a size may be symbolic, such as
-``torch.tensor(x.shape[1])`` and ``torch.linspace(0, 1, x.shape[1])``.
+``torch.tensor(x.shape[1])`` and ``torch.linspace(0, 1, x.shape[1])``. Other modules ask
+``is_sized`` for functions that they replace.
 
 With symbols, they are recorded as other operators. A graph with symbols is compared with one with
 numbers, in which the same calls must be recorded as the same operators. Therefore, the calls that
@@ -39,7 +40,8 @@ class SizedCalls:
 sized_calls: ContextVar[SizedCalls | None] = ContextVar("poptorch_sized_calls", default=None)
 
 
-def _is_sized(*values: Any) -> bool:
+def is_sized(*values: Any) -> bool:
+    """Return whether a call is to be replaced, because one of its values may be symbolic."""
     calls = sized_calls.get()
     return calls is not None and calls.ask(any(map(_has_symbol, values)))
 
@@ -63,7 +65,7 @@ def new_tensor(like: torch.Tensor, data: Any, *args: Any, **kwargs: Any) -> torc
 
 
 def _of_sizes(function: Any, data: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
-    if not _is_sized(data) or args or not _is_plain(kwargs) or not _has_numbers_only(data):
+    if not is_sized(data) or args or not _is_plain(kwargs) or not _has_numbers_only(data):
         return function(data, *args, **kwargs)  # type: ignore[no-any-return]
     with untraced():
         dtype = function(_zeros(data), **kwargs).dtype
@@ -99,10 +101,10 @@ def _filled(data: Any, dtype: torch.dtype) -> torch.Tensor:
 
 
 def linspace(start: Any, end: Any, steps: Any = None, **kwargs: Any) -> torch.Tensor:
-    is_sized = _is_sized(start, end, steps)
+    given = is_sized(start, end, steps)
     dtype = kwargs.get("dtype") or torch.get_default_dtype()
     is_plain = _is_plain(kwargs) and dtype.is_floating_point and _has_numbers_only([start, end])
-    if not is_sized or not is_plain or steps is None or steps == 1:
+    if not given or not is_plain or steps is None or steps == 1:
         return torch.linspace(start, end, steps, **kwargs)
     # As torch computes it, from both ends to the middle.
     at, step = torch.arange(steps, dtype=dtype), (end - start) / (steps - 1)

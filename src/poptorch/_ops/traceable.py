@@ -99,9 +99,12 @@ columns), which is zero outside of groups. Two matrices give (groups, rows, colu
 _LSTM = 2  # the library's number for this kind of layer
 
 
-def lstm(*args: Any, any_type: bool = False) -> Any:
+def lstm(*args: Any, any_type: bool = False, recomputed: bool = False) -> Any:
     """Compute ``torch.lstm`` layer by layer; ``NotImplemented`` if the library does not support the
     layer.
+
+    ``recomputed``: keep no workspace, because its size for symbolic sizes is not known. The
+    backward pass then computes it again.
     """
     x, state, weights, has_biases, num_layers, dropout, train, bidirectional, batch_first = args
     directions = 2 if bidirectional else 1
@@ -110,13 +113,14 @@ def lstm(*args: Any, any_type: bool = False) -> Any:
     if not plain or x.device.type != "cpu" or not known or x.dim() != 3:
         return NotImplemented
     x = x.transpose(0, 1) if batch_first else x
-    keep = torch.is_grad_enabled()
+    trains = torch.is_grad_enabled()
+    keep = trains and not recomputed
     last_h, last_c = [], []
     for layer in range(num_layers):
         outputs = []
         for at in range(layer * directions, (layer + 1) * directions):
             own = (*weights[4 * at : 4 * at + 4], state[0][at : at + 1], state[1][at : at + 1])
-            y, h, c, _ = lstm_layer(x, *own, at % directions == 1, keep)
+            y, h, c, _ = lstm_layer(x, *own, at % directions == 1, keep, trains)
             outputs.append(y)
             last_h.append(h)
             last_c.append(c)
@@ -127,18 +131,20 @@ def lstm(*args: Any, any_type: bool = False) -> Any:
 
 
 def _layer(*args: Any) -> tuple[torch.Tensor, ...]:
-    *given, reverse, keep = args
+    *given, reverse, keep, trains = args
     operands = [tensor.detach().contiguous() for tensor in given]
     hidden = operands[2].shape[1]
-    geometry: tuple[Any, ...] = (reverse, [], _LSTM, hidden, 1, True, False, False, keep)
-    # the library keeps its workspace only while gradients are enabled
-    with torch.set_grad_enabled(keep):
+    geometry: tuple[Any, ...] = (reverse, [], _LSTM, hidden, 1, True, False, False, trains)
+    # the library keeps its workspace only while gradients are enabled, and then rounds otherwise
+    with torch.set_grad_enabled(trains):
         y, h, c, workspace = aten.mkldnn_rnn_layer.default(*operands, *geometry)
+    if not keep:
+        workspace = y.new_empty(0, dtype=torch.uint8)
     return y.contiguous(), h.clone(), c.clone(), workspace
 
 
 def _layer_shape(*args: Any) -> tuple[torch.Tensor, ...]:
-    x, _, w_h, _, _, h, c, reverse, keep = args
+    x, _, w_h, _, _, h, c, reverse, keep, _ = args
     size = _workspace_bytes(*x.shape, w_h.shape[1], reverse) if keep else 0
     y = x.new_empty((*x.shape[:2], w_h.shape[1]))
     return y, h.new_empty(h.shape), c.new_empty(c.shape), x.new_empty(size, dtype=torch.uint8)
@@ -149,7 +155,7 @@ def _workspace_bytes(steps: int, batch: int, width: int, hidden: int, reverse: b
     def ask() -> int:
         four, one = 4 * hidden, (1, batch, hidden)
         shapes = (steps, batch, width), (four, width), (four, hidden), (four,), (four,), one, one
-        return _layer(*map(torch.zeros, shapes), reverse, True)[-1].numel()
+        return _layer(*map(torch.zeros, shapes), reverse, True, True)[-1].numel()
 
     with ThreadPoolExecutor(1) as thread:  # a thread in which nothing is being traced
         return thread.submit(alone, ask).result()
@@ -159,6 +165,8 @@ def _layer_backward(*args: Any) -> tuple[torch.Tensor, ...]:
     *tensors, workspace, reverse = args
     grads = [grad.contiguous() for grad in tensors[:3]]
     inputs = [tensor.contiguous() for tensor in tensors[3:10]]
+    if not workspace.numel():
+        workspace = _layer(*inputs, reverse, True, True)[-1]
     h, c = tensors[8:10]
     hidden = inputs[2].shape[1]
     geometry: tuple[Any, ...] = (reverse, _LSTM, hidden, 1, True, True, False, [], False)
@@ -172,8 +180,7 @@ def _layer_backward(*args: Any) -> tuple[torch.Tensor, ...]:
 
 
 def _keep_workspace(ctx: Any, inputs: Any, output: Any) -> None:
-    *tensors, ctx.reverse, keep = inputs
-    assert keep, "the workspace was not kept"
+    *tensors, ctx.reverse, _, _ = inputs
     ctx.save_for_backward(*tensors, *output)
     ctx.mark_non_differentiable(output[-1])
 
@@ -186,7 +193,7 @@ def _lstm_backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[Any, ...]:
     ]
     gradients = lstm_layer_backward(*full, *tensors, y, h, c, workspace, ctx.reverse)
     x_grad, w_x_grad, w_h_grad, b_grad, h_grad, c_grad = gradients
-    return x_grad, w_x_grad, w_h_grad, b_grad, b_grad, h_grad, c_grad, None, None
+    return x_grad, w_x_grad, w_h_grad, b_grad, b_grad, h_grad, c_grad, None, None, None
 
 
 _OPERANDS = "Tensor x, Tensor w_x, Tensor w_h, Tensor b_x, Tensor b_h, Tensor h, Tensor c"
@@ -200,7 +207,7 @@ lstm_layer_backward = define(
 )
 lstm_layer = define(
     "lstm_layer",
-    f"({_OPERANDS}, bool reverse, bool keep) -> (Tensor, Tensor, Tensor, Tensor)",
+    f"({_OPERANDS}, bool reverse, bool keep, bool trains) -> (Tensor, Tensor, Tensor, Tensor)",
     _layer,
     _layer_shape,
     backward=_lstm_backward,

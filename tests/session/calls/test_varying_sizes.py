@@ -473,6 +473,20 @@ def test_training_divides_by_the_root_of_the_length(accumulation: int) -> None:
     torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_training_with_an_lstm_serves_all_sizes(accumulation: int) -> None:
+    part = Classifier()
+    part.layer = Having(lambda m, v: m.lstm(v)[0], lstm=nn.LSTM(16, 16, batch_first=True))
+    with compilations() as compiled:
+        _, found, expected = train(
+            part, *((2, length) for length in (5, 9, 12, 3)), accumulation=accumulation
+        )
+
+    assert len(compiled) == 2
+    torch.testing.assert_close(found, expected)
+
+
 KINDS_OF_NUMBERS = {float: 2.0}
 TYPES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "a type for torch": lambda x: x.to(float).to(torch.float32) * x.shape[1],

@@ -101,6 +101,10 @@ def steps(m: Having, x: torch.Tensor) -> torch.Tensor:
     return m.linear(x) * along[:, None] + torch.linspace(0, 1, 8)  # type: ignore[no-any-return]
 
 
+def recurrent(m: Having, x: torch.Tensor) -> torch.Tensor:
+    return m.lstm(x)[0]  # type: ignore[no-any-return]
+
+
 def with_linear(**state: Any) -> dict[str, Any]:
     return {"linear": nn.Linear(8, 8), **state}
 
@@ -111,6 +115,10 @@ def with_patches() -> dict[str, Any]:
 
 def with_convolution() -> dict[str, Any]:
     return {"convolution": nn.Conv2d(3, 8, 3, padding=1)}
+
+
+def with_lstm() -> dict[str, Any]:
+    return {"lstm": nn.LSTM(8, 8, num_layers=2, bidirectional=True, batch_first=True)}
 
 
 def with_attention() -> dict[str, Any]:
@@ -137,6 +145,7 @@ MODELS: dict[str, Model] = {
     "a tensor with the length": (mean, with_linear, LENGTHS),
     "tensors with sizes": (scaled, with_linear, LENGTHS),
     "linspace": (steps, with_linear, LENGTHS),
+    "an LSTM": (recurrent, with_lstm, LENGTHS),
     "windows": (windows, with_linear, LENGTHS),
     "quotients and remainders": (quarters, with_linear, LENGTHS),
     "parts of half the length": (parts_of_half, with_linear, LENGTHS),
