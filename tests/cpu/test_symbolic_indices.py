@@ -43,11 +43,11 @@ KEPT = (
 def values(index: Any) -> list[Any]:
     """Return the values of an index for all values of its variables, and some sizes."""
     found = []
-    for size, other in itertools.product((1, 2, 5), (1, 3)):
+    for size in map(sympy.Integer, (1, 2, 5)):
         counts = [int(sympy.sympify(each).subs(s, size)) for each in RANGES.values()]
         for at in itertools.product(*map(range, counts)):
-            numbers = {**dict(zip(RANGES, at, strict=True)), s: size, t: other, UNKNOWN: 6}
-            found.append(index.subs(numbers, simultaneous=True))
+            numbers = dict(zip(RANGES, map(sympy.Integer, at), strict=True))
+            found.append(index.xreplace({**numbers, s: size}))
     return found
 
 
