@@ -304,6 +304,18 @@ def test_new_values_are_computed_where_they_are_kept() -> None:
     assert {"weight_1", "velocity_1"} <= set(written(graph))
 
 
+def test_new_values_are_computed_in_place_before_operators_that_cannot_fail() -> None:
+    def step(state: Any, other: Any, gradient: Any) -> Any:
+        state.copy_(state + gradient)
+        product = other @ gradient
+        other.copy_(other + product / product.norm().double())
+        return ()
+
+    graph = rewritten(step, STATE, OTHER, GRADIENT)
+
+    assert not graph.find_nodes(op="call_function", target=aten.copy_.default)
+
+
 Results = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, ...]]
 READ_LATER: dict[str, Results] = {
     "the old value is read later": lambda old, new: (old.sum(),),

@@ -18,6 +18,13 @@ from .fused_steps import STEPS, fuse_steps
 aten = torch.ops.aten
 
 _PRODUCTS = (aten.mm.default, aten.addmm.default, aten.bmm.default)
+# Whatever numbers these get, they compute a result.
+_CANNOT_FAIL = {
+    *_PRODUCTS, aten._to_copy.default, aten.amax.default, aten.amin.default, aten.clone.default,
+    aten.copy_.default, aten.full.default, aten.linalg_vector_norm.default, aten.mean.default,
+    aten.mean.dim, aten.ones_like.default, aten.scalar_tensor.default, aten.sum.default,
+    aten.sum.dim_IntList, aten.zeros_like.default,
+}  # fmt: skip
 
 
 def with_fewer_calls(module: fx.GraphModule) -> fx.GraphModule:
@@ -99,9 +106,9 @@ def _is_fresh(node: fx.Node) -> bool:
 
 
 def _cannot_fail(node: fx.Node) -> bool:
-    if node.op != "call_function" or node.target in STEPS:
+    if node.op != "call_function" or node.target in STEPS or node.target in _CANNOT_FAIL:
         return True
-    return is_pointwise(node) or may_view(node) or node.target is aten.copy_.default
+    return is_pointwise(node) or may_view(node)
 
 
 def _writing(node: fx.Node, place: fx.Node) -> Any:
