@@ -101,6 +101,24 @@ def steps(m: Having, x: torch.Tensor) -> torch.Tensor:
     return m.linear(x) * along[:, None] + torch.linspace(0, 1, 8)  # type: ignore[no-any-return]
 
 
+def filtered(m: Having, x: torch.Tensor) -> torch.Tensor:
+    """A filter of frequencies along the length, and Fourier transforms of both dimensions."""
+    length = x.shape[1]
+    spectrum = torch.fft.rfft(m.linear(x), n=length, dim=1)
+    kept = torch.fft.irfft(spectrum * torch.arange(length // 2 + 1)[:, None], n=length, dim=1)
+    return kept + torch.fft.fft(torch.fft.fft(x, dim=-1), dim=-2).real
+
+
+def rotated(m: Having, x: torch.Tensor) -> torch.Tensor:
+    """Rotary embeddings with complex numbers."""
+    rows, length, width = x.shape
+    frequencies = 1.0 / (10000 ** (torch.arange(0, width, 2).float() / width))
+    angles = torch.outer(torch.arange(length), frequencies)
+    pairs = torch.view_as_complex(m.linear(x).reshape(rows, length, -1, 2))
+    rotations = torch.polar(torch.ones_like(angles), angles)
+    return torch.view_as_real(pairs * rotations).flatten(2)
+
+
 def recurrent(m: Having, x: torch.Tensor) -> torch.Tensor:
     return m.lstm(x)[0]  # type: ignore[no-any-return]
 
@@ -145,6 +163,8 @@ MODELS: dict[str, Model] = {
     "a tensor with the length": (mean, with_linear, LENGTHS),
     "tensors with sizes": (scaled, with_linear, LENGTHS),
     "linspace": (steps, with_linear, LENGTHS),
+    "spectra": (filtered, with_linear, LENGTHS),
+    "complex rotations": (rotated, with_linear, LENGTHS),
     "an LSTM": (recurrent, with_lstm, LENGTHS),
     "windows": (windows, with_linear, LENGTHS),
     "quotients and remainders": (quarters, with_linear, LENGTHS),
