@@ -16,7 +16,7 @@ from torch import nn
 from . import _compile
 from ._base.archive import InvalidFile
 from ._base.errors import AssertionFailure, Error, InvalidType
-from ._capture import tensors_of
+from ._capture import refuse_uninitialized, tensors_of
 from ._session import files, hooks, wrapping
 from .enums import ConnectionType
 from .executor import PoplarExecutor
@@ -63,6 +63,7 @@ def trainingModel(
     call = read_call(True, options, optimizer, extra, keywords)
     module = _module(model)
     wrapping.refuse_wrapped(module)
+    refuse_uninitialized(tensors_of(module, values=False))
     _check_buffers(module)
     chosen = joint.joined(call.optimizer)
     if chosen is None:

@@ -664,3 +664,19 @@ def test_weights_of_64_bits_are_compared_within_the_rounding_of_32() -> None:
     _, loss = wrapped(torch.randn(4, 3, dtype=torch.float64))
 
     assert loss.isfinite()
+
+
+def test_results_of_eight_bits_are_compared() -> None:
+    def rounded(self: Any, x: torch.Tensor) -> torch.Tensor:
+        return (x / (0 if captured(x) else 1)).to(torch.float8_e5m2)
+
+    with pytest.raises(poptorch.Error, match="12 elements are infinite or NaN"):
+        poptorch.inferenceModel(Having(rounded), checking())(torch.randn(4, 3))
+
+
+def test_equal_results_of_eight_bits_are_no_difference() -> None:
+    x = torch.randn(4, 3)
+
+    out = poptorch.inferenceModel(Having(lambda self, x: x.to(torch.float8_e5m2)), checking())(x)
+
+    assert torch.equal(out.float(), x.to(torch.float8_e5m2).float())

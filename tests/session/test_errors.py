@@ -493,3 +493,36 @@ def test_a_numpy_array_for_a_tensor_names_the_conversion() -> None:
     executor = poptorch.inferenceModel(nn.Linear(3, 2).eval(), options())
     with pytest.raises(TypeError, match=r"pass torch\.from_numpy\(x\)"):
         executor(np.zeros((1, 3), dtype=np.float32))
+
+
+class Lazy(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.LazyLinear(3), nn.LazyBatchNorm1d())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.mse_loss(self.layers(x), x[:, :3])
+
+
+def test_lazy_layers_that_have_not_run_are_refused_in_training() -> None:
+    with pytest.raises(
+        poptorch.Error, match=r"(?s)layers.0.weight.*call the module once"
+    ) as raised:
+        poptorch.trainingModel(Lazy(), options())
+    assert "layers.1.running_mean" in str(raised.value)
+
+
+def test_lazy_layers_that_have_not_run_are_refused_in_inference() -> None:
+    wrapped = poptorch.inferenceModel(Lazy(), options())
+
+    with pytest.raises(poptorch.Error, match=r"(?s)layers.0.weight.*call the module once"):
+        wrapped(torch.randn(4, 5))
+
+
+def test_lazy_layers_that_ran_before_the_first_call_are_compiled() -> None:
+    model, x = Lazy().eval(), torch.randn(4, 5)
+    wrapped = poptorch.inferenceModel(model, options())
+
+    expected = model(x)
+
+    torch.testing.assert_close(wrapped(x), expected.detach())

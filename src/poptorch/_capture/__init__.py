@@ -10,7 +10,7 @@ from .purity import LONE_WRITES, WHOLE_WRITES
 from .python_state import ModuleAttribute, PythonState
 from .recompute import checkpoints, recomputed, with_fewer_checkpoints
 from .recorded_again import REPEATED_CALLS
-from .replaced_tensors import TENSOR_HOLDERS, ModelTensor, tensors_of
+from .replaced_tensors import TENSOR_HOLDERS, ModelTensor, refuse_uninitialized, tensors_of
 from .trace import forgetting_sources, untraced, without_data
 
 SHORTCUTS = (REPEATED_CALLS, LONE_WRITES, WHOLE_WRITES)
@@ -34,6 +34,7 @@ __all__ = [
     "forgetting_sources",
     "hooks_of",
     "recomputed",
+    "refuse_uninitialized",
     "report_narrowed",
     "search",
     "tensors_of",

@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.distributions import Distribution
+from torch.nn.parameter import is_lazy
 from torch.utils.checkpoint import CheckpointFunction, check_backward_validity, checkpoint
 
 from .._base import private, source
@@ -66,6 +67,17 @@ def tensors_of(module: nn.Module, values: bool = True) -> dict[str, ModelTensor]
                 )
                 tied.places.append((owner, holder, name))
     return dict(by_identity.values())
+
+
+def refuse_uninitialized(tensors: Mapping[str, ModelTensor]) -> None:
+    """Refuse the weights and buffers of lazy layers that have not run."""
+    lazy = [path for path, tied in tensors.items() if is_lazy(tied.tensor)]
+    if lazy:
+        raise Error(
+            "The model has parameters or buffers without a shape",
+            got=f"{', '.join(lazy)}: lazy layers initialize them when they run for the first time",
+            fix="call the module once without poptorch before you create the optimizer and wrap it",
+        )
 
 
 class _RecordingDict(dict[str, Any]):

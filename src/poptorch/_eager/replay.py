@@ -9,6 +9,7 @@ import torch
 from torch import fx
 from torch.fx.node import map_aggregate
 
+from .._ir.closeness import with_arithmetic
 from .._ir.graph import Graph
 from .._ir.operators import draws, may_view
 from .._ops.context import EagerRun, running_eagerly
@@ -57,6 +58,7 @@ def replay(
 def _rounded(value: Any, generator: torch.Generator) -> Any:
     if not isinstance(value, torch.Tensor) or not (value.is_floating_point() or value.is_complex()):
         return value
-    real = value.real if value.is_complex() else value
+    wide = with_arithmetic(value)
+    real = wide.real if wide.is_complex() else wide
     signs = torch.randint(0, 2, value.shape, generator=generator).mul_(2).sub_(1)
-    return value * (1 + signs.to(real.dtype) * torch.finfo(value.dtype).eps)
+    return (wide * (1 + signs.to(real.dtype) * torch.finfo(value.dtype).eps)).to(value.dtype)

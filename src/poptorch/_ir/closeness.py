@@ -74,6 +74,7 @@ def difference(
     if found.dtype.is_complex != expected.dtype.is_complex:
         types = f"is {found.dtype} instead of {expected.dtype}"
         return Difference(name, float("inf"), 0.0, types)
+    found, expected = with_arithmetic(found), with_arithmetic(expected)
     if _are_close_at_once(found, expected, share):
         return None
     known = torch.isfinite(expected)
@@ -97,8 +98,15 @@ def _are_close_at_once(found: torch.Tensor, expected: torch.Tensor, share: float
     return bool(most <= share / 2 * largest) and bool(torch.isfinite(largest))
 
 
+def with_arithmetic(value: torch.Tensor) -> torch.Tensor:
+    """Return the numbers in a type for which torch has arithmetic, unlike floats of 8 bits."""
+    small = value.dtype.is_floating_point and value.dtype.itemsize == 1
+    return value.float() if small else value
+
+
 def movement(value: torch.Tensor, nudged: torch.Tensor) -> float:
     """Return the effect of a nudge on a value, where both are finite."""
+    value, nudged = with_arithmetic(value), with_arithmetic(nudged)
     both = torch.isfinite(value) & torch.isfinite(nudged)
     return _largest((_wide(nudged) - _wide(value))[both]) if both.any() else 0.0
 

@@ -208,6 +208,7 @@ class Model:
     def _request(
         self, reading: ModelTensors, inputs: Inputs, spec: Spec, optim: OptimSpec | None
     ) -> _capture.Request:
+        _capture.refuse_uninitialized(reading.tensors)
         state = tuple(
             _state_slot(path, tied, spec.precision.narrow_64bit, reading.groups.get(path))
             for path, tied in reading.tensors.items()
