@@ -299,7 +299,8 @@ torch._inductor.async_compile: AsyncCompile.cpp_pybinding get_compile_threads
 torch._inductor.codecache: CppPythonBindingsCodeCache LambdaFuture _worker_compile_cpp
 torch._inductor.codecache: CppWrapperCodeCache.load_pybinding_async
 torch._inductor.codegen.common: DtypePropagationOpsHandler
-torch._inductor.codegen.cpp: CppScheduling.try_loop_split stride_at_vec_range
+torch._inductor.codegen.cpp: CppKernel.need_use_acc_helper CppScheduling.try_loop_split
+torch._inductor.codegen.cpp: stride_at_vec_range
 torch._inductor.codegen.cpp_wrapper_cpu: CppWrapperCpu._write_entry_point_signature
 torch._inductor.compile_fx: compile_fx_inner
 torch._inductor.config: _pre_fusion_custom_pass cpp.vec_isa_ok cpp_cache_precompile_headers

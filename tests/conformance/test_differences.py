@@ -60,7 +60,7 @@ SHOWN = {
     "`anchorTensor` could still be called on frozen options": "options/test_settings.py::test_frozen_options_refuse_changes_and_draw_nothing",
     "the processes of a job trained with the weights that each of them had": "job/test_training.py::test_processes_that_differ_stop_with_an_error_that_says_in_what",
     "replicated tensor sharding also divided weights, and worked over the replicas of one process": "job/test_training.py::test_four_processes_train_as_one",
-    "jobs used MPI, Horovod or the fabric": "cli/test_poprun.py::test_instances_on_two_hosts_know_their_index",
+    "jobs used MPI, Horovod or the fabric": "cli/test_poprun.py::test_instances_on_each_host_know_their_index",
     "`popdist.getDeviceId()` returned an id": "conformance/test_differences.py::test_popdist_has_no_device_id",
     "graph layers that add or remove edges, and pooling that selects nodes, were refused": "geometric/test_static.py::test_pooling_chooses_the_same_nodes_and_fills_up_with_minus_one",
     "batches of graphs dropped strings, trimmed seeds, and contained padding edges that point behind the last node": "geometric/test_collate.py::test_trimming_nodes_keeps_one_of_each_sample",

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import poptorch
-from helpers.wrapping import PAUSE, Graded, Having, Scaled, inference, options
+from helpers.wrapping import PAUSE, Graded, Having, Scaled, inference, options, unchecked
 from poptorch import CommGroupType, OutputMode, VariableRetrievalMode
 
 ONE, EVERY = VariableRetrievalMode.OnePerGroup, VariableRetrievalMode.AllReplicas
@@ -149,7 +149,7 @@ def counts() -> nn.Module:
 @pytest.mark.spec("programs", 25)
 def test_buffers_persist_and_plain_tensors_do_not() -> None:
     module = counts()
-    wrapped = inference(module, iterations=3)
+    wrapped = poptorch.inferenceModel(module, unchecked(iterations=3))
     for expected in ([1, 2, 3], [4, 5, 6]):
         seen, plain = wrapped(torch.ones(3))
         assert seen.tolist() == expected
@@ -165,13 +165,13 @@ def test_buffers_persist_and_plain_tensors_do_not() -> None:
 def test_buffers_that_replicas_change_need_broadcast_buffers_off() -> None:
     module = counts()
     with pytest.raises(poptorch.Error, match="does not support broadcasting buffers"):
-        inference(module, replicas=2)(torch.ones(2))
-    wrapped = poptorch.inferenceModel(module, options(replicas=2).broadcastBuffers(False))
+        poptorch.inferenceModel(module, unchecked(replicas=2))(torch.ones(2))
+    wrapped = poptorch.inferenceModel(module, unchecked(replicas=2).broadcastBuffers(False))
     assert wrapped(torch.tensor([1.0, 10.0]))[0].tolist() == [1, 10]
     assert wrapped(torch.tensor([1.0, 10.0]))[0].tolist() == [2, 20]
     wrapped.copyWeightsToHost()
     assert module.seen.item() == 2  # that of the first replica
-    grouped = options(replicas=2)
+    grouped = unchecked(replicas=2)
     grouped.inputReplicaGrouping(2)  # all replicas see the same: nothing to broadcast
     assert poptorch.inferenceModel(counts(), grouped)(torch.ones(1))[0].tolist() == [1, 1]
     norm = nn.BatchNorm1d(2)
