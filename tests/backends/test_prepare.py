@@ -55,22 +55,26 @@ ATTENDED, SUMS = aten._scaled_dot_product_flash_attention_for_cpu(IMAGES, IMAGES
 # An operator, its operands, and the operands that may have any strides.
 KERNELS: dict[str, tuple[Any, tuple[Any, ...], tuple[int, ...]]] = {
     "group norm": (
-        aten.native_group_norm.default, (IMAGES, WEIGHT, WEIGHT, 2, 4, 25, 2, 1e-5), (0,),
+        aten.native_group_norm.default,
+        (IMAGES, WEIGHT, WEIGHT, 2, 4, 25, 2, 1e-5),
+        (0,),
     ),
     "gradients of group norm": (
         aten.native_group_norm_backward.default,
-        (GRADIENTS, IMAGES, MEAN, RSTD, WEIGHT, 2, 4, 25, 2, [True] * 3), (0, 1),
+        (GRADIENTS, IMAGES, MEAN, RSTD, WEIGHT, 2, 4, 25, 2, [True] * 3),
+        (0, 1),
     ),
     "gradients of attention": (
         aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
-        (GRADIENTS, IMAGES, IMAGES, IMAGES, ATTENDED, SUMS, 0.0, False), (0, 1, 2, 3, 4),
+        (GRADIENTS, IMAGES, IMAGES, IMAGES, ATTENDED, SUMS, 0.0, False),
+        (0, 1, 2, 3, 4),
     ),
     "gradients of a loss of each pixel": (
         aten.nll_loss2d_backward.default,
         (torch.tensor(1.0), IMAGES, torch.ones(2, 5, 5).long(), None, 1, -100, torch.tensor(50.0)),
         (1,),
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("layout", [channels_last, batch_last])

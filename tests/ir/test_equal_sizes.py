@@ -20,10 +20,11 @@ def rounded_up(size: Any) -> Any:
 EQUAL = {
     "padding to a multiple": (rounded_up(s), s + 3 - (s + 3 - rounded_up(s))),
     "windows of a padded length": (
-        rounded_up(s), FloorDiv(rounded_up(s), FloorDiv(rounded_up(s), 4)) * FloorDiv(s + 3, 4)
+        rounded_up(s),
+        FloorDiv(rounded_up(s), FloorDiv(rounded_up(s), 4)) * FloorDiv(s + 3, 4),
     ),
     "two sizes": (rounded_up(s) * t, t * 4 * FloorDiv(s + 3, 4)),
-}  # fmt: skip
+}
 DIFFERENT = {
     "a size and a number": (s, 5),
     "two sizes": (s, t),

@@ -117,11 +117,29 @@ def of_a_handled_exception(p: Any, group: Any, state: Any) -> Any:
 
 
 RATES = [
-    by_class, by_abstract_class, by_is_tensor, by_attribute, by_method_of_floats, rounded,
-    rounded_to_a_whole_number, as_text, as_plain_text, root, other_function, whole_part, compared,
-    in_a_table, in_numpy, in_decimals, by_functions_for_lists, divided, of_a_tensor_in_python,
-    of_a_counter, of_a_counter_in_a_tensor, of_a_handled_exception,
-]  # fmt: skip
+    by_class,
+    by_abstract_class,
+    by_is_tensor,
+    by_attribute,
+    by_method_of_floats,
+    rounded,
+    rounded_to_a_whole_number,
+    as_text,
+    as_plain_text,
+    root,
+    other_function,
+    whole_part,
+    compared,
+    in_a_table,
+    in_numpy,
+    in_decimals,
+    by_functions_for_lists,
+    divided,
+    of_a_tensor_in_python,
+    of_a_counter,
+    of_a_counter_in_a_tensor,
+    of_a_handled_exception,
+]
 
 
 def stepping(rate: Rate) -> Callable[[Any], Any]:

@@ -1,10 +1,10 @@
 """Replace functions of torch that need numbers where a size may be symbolic, such as
-``torch.tensor(x.shape[1])`` and ``torch.linspace(0, 1, x.shape[1])``. Other modules ask
-``is_sized`` for functions that they replace.
+``torch.tensor(x.shape[1])`` and ``torch.linspace(0, 1, x.shape[1])``.
 
 With symbols, they are recorded as other operators. A graph with symbols is compared with one with
 numbers, in which the same calls must be recorded as the same operators. Therefore, the calls that
-got a symbol are noted in order, and these are replaced in the other capture, too.
+got a symbol are noted in order, and these are replaced in the other capture, too. Other files that
+replace such functions ask ``is_sized``.
 """
 
 from __future__ import annotations
