@@ -3,15 +3,17 @@
 import copy
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import poptorch
-from helpers.wrapping import Having, agrees, graph_of, options, trains_alike
+from helpers.wrapping import Having, agrees, graph_of, normal, options, trains_alike
 
 ROWS = 4
+ARRAY = np.array([0, 2])
 
 
 class Queue(nn.Module):
@@ -78,6 +80,9 @@ WRITES: dict[str, Write] = {
     "a narrowed part from the end": lambda y, i: y.narrow(1, i - 5, 2).mul_(2),
     "an assignment to a part": lambda y, i: y[i].__setitem__((slice(None), 0), 5.0),
     "an assignment to two positions": lambda y, i: y.__setitem__((i, i), 5.0),
+    "an assignment to a position and rows": lambda y, i: y.__setitem__((i, [0, 2]), 5.0),
+    "an assignment to an array and a position": lambda y, i: y.__setitem__((ARRAY, i), 5.0),
+    "an assignment to a position and a mask": lambda y, i: y.__setitem__((i, y[0] > 0), 5.0),
     "through data": lambda y, i: y[i].data.mul_(2),
     "through a detached view": lambda y, i: y[i][:2].detach().mul_(2),
     "an argument of a function": lambda y, i: torch.mul(y.detach()[0], 2, out=y.detach()[i]),
@@ -116,6 +121,13 @@ FUNCTIONS = {
     "from the end": lambda m, x: m.linear(x)[-largest(x) - 1],
     "two positions": lambda m, x: m.linear(x)[largest(x), largest(x)],
     "a new dimension": lambda m, x: m.linear(x)[largest(x), None],
+    "a position before a list": lambda m, x: m.linear(x)[largest(x), [0, 2]],
+    "a position after a tensor": lambda m, x: m.linear(x)[torch.tensor([2, 0]), largest(x)],
+    "a position after an array": lambda m, x: m.linear(x)[np.array([2, 0]), largest(x)],
+    "a position between tensors": lambda m, x: m.linear(x)[x.argmin(0), largest(x), x.argmin(0)],
+    "a position after all others": lambda m, x: m.linear(x)[
+        x[:, 0].argmin(0)[None], ..., largest(x)
+    ],
     "an integer of 32 bits": lambda m, x: m.linear(x)[largest(x).int()],
     "a row is written": write_a_row,
     "an element is written": write_an_element,
@@ -269,11 +281,39 @@ def test_one_operator_that_writes_to_a_tensor_and_a_part_is_refused() -> None:
         poptorch.inferenceModel(Queue(both), options())(torch.randn(3, 5, 4))
 
 
-def test_a_position_together_with_another_tensor_as_an_index_is_refused() -> None:
-    wrapped = poptorch.inferenceModel(Queue(lambda m, x: x[largest(x), [0, 2]]), options())
+@pytest.mark.parametrize("accumulation", [2, 1])
+def test_training_goes_through_an_assignment_at_rows_and_a_position(accumulation: int) -> None:
+    class Placed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(3, 4)
 
-    with pytest.raises(poptorch.Error, match="position in a tensor together with a tensor"):
-        wrapped(torch.randn(3, 5, 4))
+        def forward(self, x: torch.Tensor, rows: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+            y, column = self.linear(x)[:, 0], at[0]
+            put = torch.zeros(5, 4).index_put((rows, torch.tensor(1)), y, accumulate=True)
+            placed = torch.zeros(5, 4)
+            placed[rows, column] = y
+            placed[column, rows % 4] += y
+            return nn.functional.mse_loss(put + placed, torch.ones(5, 4))
+
+    rows = torch.stack([torch.randperm(5)[:4] for _ in range(accumulation)]).flatten()
+    at = torch.arange(accumulation)
+
+    trains_alike(Placed(), normal(4 * accumulation, 3), rows, at, accumulation=accumulation)
+
+
+def test_an_index_without_dimensions_selects_in_each_micro_batch() -> None:
+    class Selecting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(3, 4)
+
+        def forward(self, x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+            added = torch.zeros(5, 4).index_add(0, at[0], self.linear(x)[:1])
+            selected = added.index_select(0, at[0])
+            return nn.functional.mse_loss(selected, torch.ones(1, 4))
+
+    trains_alike(Selecting(), normal(4, 3), torch.tensor([2, 0]), accumulation=2)
 
 
 def test_a_number_that_an_operator_reads_is_named_with_its_line(

@@ -1,12 +1,16 @@
 """The graph of several micro-batches computes what the graph of one does."""
 
+import logging
+import sys
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 
 import poptorch
 from helpers.lane_models import WIDTH, model_of
-from helpers.wrapping import Having, options
+from helpers.wrapping import Having, normal, options, trains_alike
 from helpers.zoo import ROWS, ZOO
 from poptorch import _capture, _lanes
 from poptorch._compile import lanes as choosing
@@ -226,3 +230,43 @@ def test_replicas_can_exchange_inside_loops() -> None:
     for _ in range(3):
         total = total.sum(1, keepdim=True) * 0.5 + rows
     torch.testing.assert_close(result, total.reshape(-1, WIDTH))
+
+
+def test_a_loss_of_one_row_and_a_constant_trains_in_lanes() -> None:
+    def loss(model: Having, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.mse_loss(model.linear(x)[:1], torch.ones(1, 4))
+
+    trains_alike(Having(loss, linear=nn.Linear(3, 4)), normal(6, 3), accumulation=2)
+
+
+def test_a_rule_whose_result_has_another_shape_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    def loss(model: Having, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.mse_loss(model.linear(x).sin(), torch.ones(3, 4))
+
+    rules = sys.modules[_lanes.side_by_side.__module__].RULES
+    monkeypatch.setitem(rules, torch.ops.aten.sin.default, lambda call: call.args[0][:, :1].sin())
+    micro = captured(Having(loss, linear=nn.Linear(3, 4)), normal(3 * STEPS, 3))
+
+    with pytest.raises(_lanes.NotVectorisable, match=r"its result is \(1, 4\) instead of \(3, 4\)"):
+        _lanes.side_by_side(micro.graph, Lanes(2))
+
+
+def test_attempts_to_batch_an_operator_leave_no_lines_in_torchs_log(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def attempt(call: Any) -> Any:
+        with pytest.raises(RuntimeError):
+            call.args[0].expand(7, 1, 1)
+        return NotImplemented
+
+    def loss(model: Having, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.mse_loss(model.linear(x).sin(), torch.ones(3, 4))
+
+    lines, logger = list[logging.LogRecord](), logging.getLogger("torch._subclasses.fake_tensor")
+    monkeypatch.setattr(logger, "handle", lines.append)
+    rules = sys.modules[_lanes.side_by_side.__module__].RULES
+    monkeypatch.setitem(rules, torch.ops.aten.sin.default, attempt)
+
+    trains_alike(Having(loss, linear=nn.Linear(3, 4)), normal(6, 3), accumulation=2)
+
+    assert not lines

@@ -40,6 +40,19 @@ def above_the_progress_bar() -> Iterator[None]:
         shown.refresh(nolock=True)
 
 
+@contextlib.contextmanager
+def without_failures_of_fake_tensors() -> Iterator[None]:
+    """Drop torch's log of operators that fail without values within the block. The errors are
+    handled there, or explained to the user.
+    """
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    disabled, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = disabled
+
+
 class _Formatter(logging.Formatter):
     def __init__(self, colour: bool) -> None:
         super().__init__("[%(asctime)s.%(msecs)03d] [%(name)s] [%(level)s] %(message)s", "%H:%M:%S")

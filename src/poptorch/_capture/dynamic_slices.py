@@ -50,9 +50,51 @@ def _getitem(views: MovingViews, tensor: torch.Tensor, index: Any) -> torch.Tens
     fixed, windows = _split(index)
     if not windows:
         return tensor[fixed] if isinstance(index, tuple) else tensor[index]
+    if any(map(_is_advanced, fixed)):
+        part, rest = _in_two_steps(views, tensor, fixed, windows)
+        return part[rest]
     part = _part(views, tensor[fixed], _dims(tensor, fixed, windows))
     views.note(tensor, index, part)
     return part
+
+
+def _in_two_steps(
+    views: MovingViews,
+    tensor: torch.Tensor,
+    fixed: tuple[Any, ...],
+    windows: dict[int, _Window],
+) -> tuple[torch.Tensor, Any]:
+    """Return the part at all windows, and the index of it that remains. As in eager PyTorch,
+    positions are used before indices that copy.
+    """
+    consumed = sum(_consumed(item) for item in fixed)
+    dim, dims = 0, []
+    for at, item in enumerate(fixed):
+        if at in windows:
+            dims.append((dim, windows[at]))
+        dim += tensor.dim() - consumed if item is Ellipsis else _consumed(item)
+    ones = {at for at, window in windows.items() if window.is_one}
+    rest = tuple(item for at, item in enumerate(fixed) if at not in ones)
+    alone = len(rest) == 1 and isinstance(rest[0], torch.Tensor)
+    return _part(views, tensor, dims), rest[0] if alone else rest
+
+
+def _is_advanced(item: Any) -> bool:
+    """Return whether an index copies, as tensors, arrays and lists do."""
+    is_basic = item is None or item is Ellipsis or isinstance(item, slice)
+    return not is_basic and (isinstance(item, bool) or not isinstance(item, int | torch.SymInt))
+
+
+def _consumed(item: Any) -> int:
+    """Return how many dimensions of a tensor an index uses."""
+    if item is None or item is Ellipsis:
+        return 0
+    if str(getattr(item, "dtype", "")).removeprefix("torch.") in ("bool", "uint8"):
+        return int(item.ndim)
+    depth = 0
+    while isinstance(item, list | tuple) and item:
+        depth, item = depth + 1, item[0]
+    return depth if isinstance(item, bool) else 1
 
 
 def _part(views: MovingViews, base: torch.Tensor, dims: list[tuple[int, _Window]]) -> torch.Tensor:
@@ -76,10 +118,13 @@ def _setitem(views: MovingViews, tensor: torch.Tensor, index: Any, value: Any) -
         value = value.reshape(value.shape[max(0, value.dim() - rest) :]).to(tensor.dtype)
         tensor.copy_(torch.where(index.reshape(index.shape + (1,) * rest), value, tensor))
         return
-    _, windows = _split(index)
+    fixed, windows = _split(index)
     if windows and views.is_written(tensor, index, value):
         return
-    if windows:
+    if windows and any(map(_is_advanced, fixed)):
+        part, rest = _in_two_steps(views, tensor, fixed, windows)
+        _setitem(views, part, rest, value)
+    elif windows:
         _getitem(views, tensor, index)[...] = value
     else:
         tensor[index] = value
@@ -132,12 +177,6 @@ def _split(index: Any) -> tuple[tuple[Any, ...], dict[int, _Window]]:
         if _is_position(item)
         or (isinstance(item, slice) and (_moves(item.start) or _moves(item.stop)))
     }
-    others = (item for at, item in enumerate(items) if at not in windows)
-    if any(isinstance(item, torch.Tensor | list) for item in others) and windows:
-        _refuse(
-            "a position in a tensor together with a tensor as another index",
-            "index in two steps: x[i][indices], x[i : i + n][:, indices]",
-        )
     return tuple(slice(None) if at in windows else i for at, i in enumerate(items)), windows
 
 

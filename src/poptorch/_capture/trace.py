@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import linecache
-import logging
 import sys
 import threading
 import traceback
@@ -21,7 +20,7 @@ import torch
 import torch.fx.traceback as fx_traceback
 from torch import fx
 
-from .._base import private
+from .._base import log, private
 from .._base.source import is_user_file
 from .._base.thread_safety import holding, one_at_a_time
 from .._ir.graph import lazily
@@ -150,13 +149,10 @@ def torchs_settings() -> Iterator[None]:
     # oneDNN's fused LSTM keeps a workspace only while autograd records, which it does not when the
     # graph runs. If our form of the layer does not apply, the layer is divided into its steps.
     (enabled,) = torch.backends.mkldnn.set_flags(_enabled=False)[:1]  # type: ignore[no-untyped-call]
-    # The error for the user explains this better than torch's log of the same failure.
-    logger = logging.getLogger("torch._subclasses.fake_tensor")
-    disabled, logger.disabled = logger.disabled, True
     try:
-        yield
+        with log.without_failures_of_fake_tensors():
+            yield
     finally:
-        logger.disabled = disabled
         torch.backends.mkldnn.set_flags(_enabled=enabled)  # type: ignore[no-untyped-call]
 
 
@@ -172,11 +168,45 @@ def _corrected_operators() -> dict[Any, Callable[..., Any]]:
         )
         return loss.reshape(()), is_label.reshape(labels.shape)  # torch promises shape (1,)
 
+    # Without values, torch leaves out an index without dimensions when it determines the shape of
+    # the result.
+    def index(x: torch.Tensor, indices: list[torch.Tensor | None]) -> Any:
+        given = [each for each in indices if each is not None]
+        if len(given) < 2 or not any(_is_number(each) for each in given):
+            return NotImplemented
+        rank = max(each.dim() for each in given)
+        rows = [e.reshape([1] * rank) if e is not None and _is_number(e) else e for e in indices]
+        return aten.index.Tensor(x, rows) if rank else NotImplemented
+
     return {
         aten.native_batch_norm.default: private.native_batch_norm_decomposition,
+        aten.index.Tensor: index,
+        **{each: functools.partial(_at_rows, each) for each in _AT_ROWS},
         aten.polygamma_.default: polygamma_,
         aten.multilabel_margin_loss_forward.default: multilabel_margin_loss,
     }
+
+
+# The third argument of these operators contains indices along one dimension. Neither torch's
+# compiler nor ``vmap`` supports all of them with an index without dimensions.
+_AT_ROWS = (
+    aten.index_select.default, aten.index_add.default, aten.index_add_.default,
+    aten.index_copy.default, aten.index_copy_.default, aten.index_reduce.default,
+    aten.index_reduce_.default, aten.index_fill.int_Scalar, aten.index_fill_.int_Scalar,
+    aten.index_fill.int_Tensor, aten.index_fill_.int_Tensor,
+)  # fmt: skip
+
+
+def _at_rows(
+    operator: Any, x: torch.Tensor, dim: int, index: torch.Tensor, *rest: Any, **named: Any
+) -> Any:
+    if index.dim() or not x.dim():
+        return NotImplemented
+    return operator(x, dim, index.reshape(1), *rest, **named)
+
+
+def _is_number(index: torch.Tensor) -> bool:
+    return not index.dim() and index.dtype not in (torch.bool, torch.uint8)
 
 
 def mode_of(inputs: Tensors) -> Any:

@@ -19,7 +19,7 @@ from .._base import private, source
 from .._base.nested_values import with_tensors
 from .._ir import block_labels
 from .._ir.operators import RESHAPES, Operator, is_pointwise
-from .._ir.symbolic import same_sizes
+from .._ir.symbolic import has_symbols, same_sizes
 from .._ops import exchanges
 from .._ops.traceable import lstm_layer, lstm_layer_backward
 from .promotion import computed
@@ -154,18 +154,29 @@ def batched(call: BatchedCall) -> Any:
     if result is NotImplemented and is_pointwise(call.node):
         result = _pointwise(call)
     result = vectorised(call) if result is NotImplemented else result
-    _check_types(call.node.meta.get("val"), result)
+    _check_kinds(call.node.meta.get("val"), result)
     return result
 
 
-def _check_types(one: Any, several: Any) -> None:
-    """Raise ``NotVectorisable`` if results in lanes would have other types."""
+def _check_kinds(one: Any, several: Any) -> None:
+    """Raise ``NotVectorisable`` if results in lanes would have other types or shapes."""
     pairs = zip(one, several, strict=True) if isinstance(one, list | tuple) else [(one, several)]
     for value, lanes in pairs:
-        if isinstance(lanes, torch.Tensor) and lanes.dtype is not value.dtype:
+        if not isinstance(lanes, torch.Tensor):
+            continue
+        if lanes.dtype is not value.dtype:
             raise NotVectorisable(
                 f"side by side, its result is {lanes.dtype} instead of {value.dtype}"
             )
+        if _differ(lanes.shape[1:], value.shape):
+            own, expected = tuple(lanes.shape[1:]), tuple(value.shape)
+            raise NotVectorisable(f"side by side, its result is {own} instead of {expected}")
+
+
+def _differ(one: Sequence[Any], two: Sequence[Any]) -> bool:
+    """Return whether two shapes differ in their known sizes."""
+    known = (pair for pair in zip(one, two, strict=False) if not has_symbols(pair))
+    return len(one) != len(two) or any(own != other for own, other in known)
 
 
 def vectorised(call: BatchedCall) -> Any:

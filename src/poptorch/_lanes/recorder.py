@@ -133,13 +133,13 @@ class GraphRecorder:
         node = self.node_of(value)
         while node.target in _VIEWS:
             node = node.all_input_nodes[0]
-        base = node.meta["val"]
-        if not (base.is_contiguous() and result.is_contiguous()):
-            base, node = value, self.node_of(value)
-        if same_sizes(base.shape, result.shape):
+        if not (node.meta["val"].is_contiguous() and result.is_contiguous()):
+            node = self.node_of(value)
+        if same_sizes(node.meta["val"].shape, result.shape):
             return self._another_tensor(node)
         size = list(result.shape)
         key = (aten.view.default, node, repr(with_tensors(self._argument, size, SIZES)))
+        base = self._another_tensor(node)  # nodes that lanes share may have equal values
         return self._once(key, lambda: self.call(func, (base, size), {}, result))  # type: ignore[no-any-return]
 
     def _another_tensor(self, node: fx.Node) -> torch.Tensor:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from .._base import private
+from .._base import log, private
 from .._base.errors import Error
 from .._ir.graph import Graph, copied, copy_node, graph_module, placeholder, remove_dead_nodes
 from .._ir.micro_batches import Lanes
@@ -48,7 +48,8 @@ aten = torch.ops.aten
 
 def side_by_side(graph: Graph, lanes: Lanes) -> Graph:
     """Return the graph of several micro-batches, or raise ``NotVectorisable``."""
-    return _Vectorizer(graph, lanes).made()
+    with log.without_failures_of_fake_tensors():
+        return _Vectorizer(graph, lanes).made()
 
 
 def one_by_one(graph: Graph, replicas: int) -> Graph:
