@@ -51,6 +51,7 @@ class Decision:
     path: str
     line: str | None
     value: torch.Tensor
+    shapes: bool = False  # whether it decided a shape, and not a branch
 
 
 @dataclass(frozen=True, eq=False)
@@ -337,21 +338,35 @@ def _captured(
         plain = contextlib.nullcontext()
         with plain if symbols is None else as_numbers(request.module, converting):
             micro = _capture(request, inputs, reads, draws, kept.outside, symbols)
-        relied = [(request.state[at], line) for at, line in reads.relied.items()]
-        if {slot.key for slot, _ in relied}.isdisjoint(slot.key for slot in micro.graph.outputs):
-            held = {slot.path: request.tensors[slot.path].tensor for slot, _ in relied}
-            decided = (Decision(s.path, line, held[s.path].detach().clone()) for s, line in relied)
-            return replace(micro, decided=tuple(decided))
+        if reads.relied.keys().isdisjoint(_changed_state(request, micro)):
+            return _with_decisions(request, reads, micro)
     except BranchOnData:
         if symbols is not None:
             raise NotSymbolic("forward branches on the values of tensors") from None
     kept.restore()
-    reads = ValueReads(real=True)
+    reads = ValueReads(real=True, state=_constant_state(request))
     with torch.random.fork_rng(devices=[]):
         draws = Draws(users, earlier)
         micro = _capture(request, real_inputs(request), reads, draws, kept.outside)
     reads.warn()
-    return micro
+    return _with_decisions(request, reads, micro)
+
+
+def _changed_state(request: Request, micro: Micro) -> set[int]:
+    written = {slot.key for slot in micro.graph.outputs}
+    return {at for at, slot in enumerate(request.state) if slot.key in written}
+
+
+def _with_decisions(request: Request, reads: ValueReads, micro: Micro) -> Micro:
+    """Add the state whose values decided branches or shapes."""
+    reads.refuse_shapes(_changed_state(request, micro))
+    shaping = ((at, line, True) for at, (_, line) in reads.shaping.items())
+    decided = []
+    for at, line, shapes in (*((at, line, False) for at, line in reads.relied.items()), *shaping):
+        path = request.state[at].path
+        value = request.tensors[path].tensor.detach().clone()
+        decided.append(Decision(path, line, value, shapes))
+    return replace(micro, decided=tuple(decided))
 
 
 def _symbols(request: Request) -> Symbols | None:

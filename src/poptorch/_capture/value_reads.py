@@ -5,7 +5,7 @@ the first inputs decide branches, and all other reads are refused.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch
 from .._base import log, source
 from .._base.errors import Error
 from .._ops.dispatch import answering
+from .constant_masks import ConstantMasks, is_mask
 from .recorded import constant_value, value_of_inputs
 from .trace import untraced
 
@@ -51,6 +52,10 @@ def dynamic_shape(operator: str, line: str | None) -> Uncapturable:
         where=line,
         fix=(
             SHAPE_FIX,
+            (
+                "or, if the mask is the same in every call, compute it once in __init__, and keep "
+                "it in a buffer that forward does not change"
+            ),
             "or select the elements before you call the model, or on the host with poptorch.CPU",
         ),
     )
@@ -131,12 +136,17 @@ class ValueReads:
     state: Mapping[int, torch.Tensor] = field(default_factory=dict)  # by index among the inputs
     # used state, with the line that asked
     relied: dict[int, str | None] = field(default_factory=dict)
+    # state whose values decided shapes, with an operator and its line
+    shaping: dict[int, tuple[str, str | None]] = field(default_factory=dict)
     collect: bool = False  # record forbidden questions and answer them
     # For each question and line, what the first inputs decided.
     branches: dict[tuple[str, str | None], float] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
     _asked: str = _TORCHS_OWN
     _raised: list[BaseException] | None = None  # while a script runs
+
+    def __post_init__(self) -> None:
+        self._masks = ConstantMasks(self._shaping)
 
     def answer(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         def read(value: torch.Tensor) -> Any:
@@ -198,7 +208,7 @@ class ValueReads:
 
     def branch(self, tensor: torch.Tensor, decide: Callable[[_T], Any], what: str) -> Any:
         known = constant_value(tensor)
-        if known is None and self.state:
+        if known is None and self.state and not self.real:
             answer = value_of_inputs(tensor, self.state)
             if answer is not None:
                 known, indices = answer
@@ -210,6 +220,23 @@ class ValueReads:
         decided, line = _really(decide, tensor), source.calling_line()
         self.branches[what, line] = decided
         return decided if isinstance(decided, bool) else Frozen.of(decided, what, line)
+
+    def _shaping(self, tensor: torch.Tensor, operator: str) -> torch.Tensor | None:
+        """Return the value of a tensor on which a shape depends, if it is the same in all runs."""
+        known = constant_value(tensor)
+        answer = value_of_inputs(tensor, self.state) if known is None and self.state else None
+        if answer is None:
+            return known
+        known, indices = answer
+        for each in indices:
+            self.shaping.setdefault(each, (operator, source.calling_line()))
+        return known
+
+    def refuse_shapes(self, changed: Set[int]) -> None:
+        """Refuse that shapes depend on state that forward changes."""
+        for at, (operator, line) in self.shaping.items():
+            if at in changed:
+                raise dynamic_shape(operator, line)
 
     def _refuse_shape(self, operator: str) -> None:
         line = source.calling_line()
@@ -281,9 +308,12 @@ class ValueReads:
             # device to find out their shapes, and tensors without data do not support this under
             # vmap.
             return aten.zeros.default(*args, **kwargs)
+        found = self._masks.answer(func, args, kwargs)
+        if found is not NotImplemented:
+            return found
         # Tensors without data raise an error by themselves.
         dynamic = torch.Tag.dynamic_output_shape in getattr(func, "tags", ())
-        selects = func is not aten.index.Tensor or any(map(_is_mask, args[1]))
+        selects = func is not aten.index.Tensor or any(map(is_mask, args[1]))
         if self.real and dynamic and selects:
             self._refuse_shape(str(func).removesuffix(".default"))
         return func(*args, **kwargs)
@@ -301,10 +331,6 @@ class ValueReads:
         if tensor.dtype is not torch.bool and constant_value(tensor) is None:
             self._refuse("a scripted function asks for the number", source.calling_line())
         return self.branch(tensor, lambda v: v.item(), "a scripted function's question")
-
-
-def _is_mask(index: Any) -> bool:
-    return isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8)
 
 
 def _really(function: Callable[[_T], Any], tensor: torch.Tensor) -> Any:

@@ -1,5 +1,5 @@
 """Check whether values that the capture of ``forward`` used are still the same: the seed, and
-tensors that decided branches.
+tensors that decided branches and shapes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ def seed_checks(graphs: Iterable[Graph]) -> list[ChangeCheck]:
 
 
 def decision_check(decided: Sequence[Decision], tensors: Mapping[str, ModelTensor]) -> ChangeCheck:
-    """Return the check of buffers and frozen weights whose values decided branches of forward."""
+    """Return the check of buffers and frozen weights whose values decided branches or
+    shapes in forward."""
     pairs = [(each, tensors[each.path]) for each in decided]
 
     def versions() -> int:
@@ -44,9 +45,8 @@ def decision_check(decided: Sequence[Decision], tensors: Mapping[str, ModelTenso
     def changes(_: object) -> Iterator[str]:
         for decision, tied in pairs:
             if not torch.equal(decision.value, tied.tensor):
-                yield (
-                    f"the values of '{decision.path}', on which forward branches at {decision.line}"
-                )
+                use = "which decide a shape" if decision.shapes else "on which forward branches"
+                yield f"the values of '{decision.path}', {use} at {decision.line}"
 
     remedy = f"{DESTROY}; to decide when the program runs, use torch.where or poptorch.cond"
     return ChangeCheck(versions, changes, remedy)
