@@ -305,3 +305,15 @@ def test_a_branch_on_a_tensor_that_forward_writes_is_decided_by_the_first_inputs
     assert float(executor(torch.ones(2, 3))) == 6.0
     assert "is True for the first inputs" in caplog.text
     assert executor.plan().program.lanes is not None
+
+
+def test_a_check_inside_a_function_of_torch_is_not_called_a_branch_of_forward(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        return F.gaussian_nll_loss(x, torch.zeros(4, 3), x.square() + 1)
+
+    agrees(loss, torch.randn(4, 3))
+
+    (message,) = (text for text in caplog.messages if "test_value_reads.py" in text)
+    assert "A function of torch that forward calls" in message

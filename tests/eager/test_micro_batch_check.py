@@ -210,6 +210,21 @@ def test_the_layer_behind_which_a_gradient_differs_is_named() -> None:
     assert "the first layer that differs is 'first' (Linear), in the gradient" in message
 
 
+def test_the_remedy_names_the_first_layer_that_differs() -> None:
+    model = Two(lambda self, x: self.third(x))
+    model.third = Doubled()
+
+    assert "remove 'third' from the wrapped model" in error_of(model)
+
+
+def test_the_remedy_names_no_layer_if_none_differs() -> None:
+    factors = iter([1.0, 2.0])
+
+    message = error_of(Two(lambda self, x: x * next(factors)))
+
+    assert "compute the values that differ with other operators" in message
+
+
 def test_the_users_line_is_named() -> None:
     model = Two(lambda self, x: self.third(x))
     model.third = Doubled()

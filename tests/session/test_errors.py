@@ -366,6 +366,21 @@ def test_seeding_the_host_again_with_the_same_seed_is_noticed(
     assert "torch.manual_seed(1): assign [seed] to rng_state" in message
 
 
+def test_seeding_the_host_names_the_seed_that_the_options_set(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("poptorch._session.host_changes.periodic_checks.CHECK_EVERY", 0.0)
+    model = poptorch.inferenceModel(nn.Dropout(0.5).train(), options().randomSeed(5))
+    model(X)
+
+    torch.manual_seed(1)
+    model(X)
+
+    (message,) = lines(caplog)
+    assert "draws from the seed of options.randomSeed(5)" in message
+    assert "call options.randomSeed" not in message
+
+
 def test_a_restored_seed_or_a_seed_option_of_another_model_causes_no_warning(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

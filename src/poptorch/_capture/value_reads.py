@@ -36,6 +36,12 @@ _READ_BY_OPERATOR = (
     "this number for all inputs. To compute with the tensor, use an operator that takes tensors, "
     "such as a product or index_select. Otherwise, pass a Python number to forward."
 )
+_DECIDED_BY_TORCH = (
+    "A function of torch that forward calls at %s decides by the values of tensors what it does, "
+    "for example to check its arguments (the condition is %s for the first inputs). The program "
+    "does the same for all inputs, without this check. If other inputs can occur, check the values "
+    "before you call the model."
+)
 QUESTIONS = {**_BRANCHES, **_NUMBERS, **dict.fromkeys((_T.__repr__, _T.__format__), "")}
 
 
@@ -261,8 +267,10 @@ class ValueReads:
 
     def warn(self) -> None:
         for (what, line), answer in self.branches.items():
-            if what == _TORCHS_OWN and not isinstance(answer, bool):
-                log.python.warning(_READ_BY_OPERATOR, line, answer)
+            if what == _TORCHS_OWN:
+                by_operator = not isinstance(answer, bool)
+                text = _READ_BY_OPERATOR if by_operator else _DECIDED_BY_TORCH
+                log.python.warning(text, line, answer)
                 continue
             log.python.warning(
                 (

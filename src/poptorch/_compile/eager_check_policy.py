@@ -271,13 +271,21 @@ def _wrong_pass(name: str, finding: _eager.Mismatch) -> Error:
     )
 
 
+_CHANGE_CODE = (
+    "compute the values that differ with other operators, or outside of the wrapped model. "
+    "explain() of the wrapped model lists what a program cannot follow"
+)
+
+
 def _disagreement(finding: _eager.Mismatch) -> Error:
     return Error(
         "The compiled program does not agree with eager PyTorch",
         got=finding.got,
         where=finding.where,
         fix=(
-            "remove the named layer from the wrapped model, or implement it differently",
+            _CHANGE_CODE
+            if finding.layer is None
+            else f"remove '{finding.layer}' from the wrapped model, or implement it differently",
             ('if you know the reason and accept these results: options.checkAgainstEager("off")'),
         ),
     )

@@ -38,6 +38,7 @@ class Mismatch:
 
     got: str
     where: str | None
+    layer: str | None = None  # the path of the first layer that differs
 
 
 class Skipped(Exception):  # noqa: N818 (nothing went wrong)
@@ -286,7 +287,7 @@ def _finding(found: Sequence[Difference], comparison: Check) -> Mismatch:
     lines.append(f"the first layer that differs is '{path}' ({type(module).__name__}), in {what}")
     inside = [node for node in nodes if f"{label_of(node).module}.".startswith(f"{path}.")]
     definition = source.definition_line(type(module).forward)
-    return Mismatch("\n".join(lines), _line(inside) or definition or _line(nodes))
+    return Mismatch("\n".join(lines), _line(inside) or definition or _line(nodes), path or None)
 
 
 def _divergence(comparison: Check) -> tuple[str, bool] | None:

@@ -187,7 +187,7 @@ class Session:
                 self.model.module, self.model.users, self.model.wrapped_forward, tensors
             ),
             decision_check(compiled.micro.decided, tensors),
-            *seed_checks(compiled.plan.program.graphs.values()),
+            *seed_checks(compiled.plan.program.graphs.values(), spec.target.seed),
             *task.attributes.checks(constants),
             array_check(task.inputs.bound.constants),
         ]

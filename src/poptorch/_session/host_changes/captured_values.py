@@ -15,8 +15,11 @@ from ..._ir.operators import draws
 from .change_check import DESTROY, ChangeCheck
 
 
-def seed_checks(graphs: Iterable[Graph]) -> list[ChangeCheck]:
-    """Return the check of the host's seed, if a graph of the program draws random numbers."""
+def seed_checks(graphs: Iterable[Graph], chosen: int | None) -> list[ChangeCheck]:
+    """Return the check of the host's seed, if a graph of the program draws random numbers.
+
+    ``chosen``: the seed that the options set.
+    """
     if not any(draws(node) for graph in graphs for node in graph.operators):
         return []
 
@@ -27,10 +30,11 @@ def seed_checks(graphs: Iterable[Graph]) -> list[ChangeCheck]:
         if not seeding.is_ours(seed):
             yield f"torch.manual_seed({seed})"
 
-    remedy = (
-        "assign [seed] to rng_state of the wrapped model, or call options.randomSeed(seed) "
-        "before you wrap the model"
-    )
+    remedy = "assign [seed] to rng_state of the wrapped model"
+    if chosen is None:
+        remedy += ", or call options.randomSeed(seed) before you wrap the model"
+    else:
+        remedy += f"; until then, the program draws from the seed of options.randomSeed({chosen})"
     return [ChangeCheck(seeding.last, changes, remedy)]
 
 
