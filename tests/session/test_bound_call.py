@@ -10,6 +10,7 @@ import poptorch
 from helpers.wrapping import options, training
 from poptorch._base import private
 from poptorch._session.session import Session
+from poptorch.backends.driver import LoopExecutable
 
 X, Y = torch.ones(4, 3), torch.zeros(4, 2)
 
@@ -345,3 +346,91 @@ def test_a_destroyed_model_keeps_no_program_for_the_next_call() -> None:
     executor.destroy()
 
     assert executor._session._bound is None
+
+
+class Looking(torch.nn.Module):
+    """An embedding of three rows, whose indices are not checked before a call."""
+
+    def __init__(self, observe: Callable[..., Any] | None = None) -> None:
+        super().__init__()
+        self.table = torch.nn.Embedding(3, 2)
+        self._observe = None if observe is None else poptorch.CPU(observe, "observe")
+
+    def forward(self, at: torch.Tensor) -> torch.Tensor:
+        if self._observe is not None:
+            at = self._observe(at)
+        return self.table(at)
+
+
+def looking(observe: Callable[..., Any] | None = None) -> poptorch.PoplarExecutor:
+    """Return a model of inference after calls that make later ones short."""
+    opts = options().checkAgainstEager("off")
+    opts.Precision.checkIndices(False)
+    executor = poptorch.inferenceModel(Looking(observe), opts)
+    for _ in range(3):
+        executor(torch.tensor([0, 2]))
+    return executor
+
+
+def refuse_to_run(*args: Any) -> None:
+    raise AssertionError("this call was not short")
+
+
+def test_later_calls_of_inference_run_the_graph_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    executor = looking()
+    monkeypatch.setattr(LoopExecutable, "run", refuse_to_run)
+
+    result = executor(torch.tensor([2, 1]))
+
+    assert torch.equal(result, executor.model.table.weight[[2, 1]])
+
+
+def test_short_calls_follow_new_weights() -> None:
+    executor = looking()
+    with torch.no_grad():
+        executor.model.table.weight.mul_(2)
+    executor.copyWeightsToDevice()
+
+    result = executor(torch.tensor([2, 1]))
+
+    assert torch.equal(result, executor.model.table.weight[[2, 1]])
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_short_calls_leave_the_mode_of_autograd_as_it_was(enabled: bool) -> None:
+    executor = looking()
+
+    with torch.set_grad_enabled(enabled):
+        result = executor(torch.tensor([2, 1]))
+        after = torch.is_grad_enabled()
+
+    assert after is enabled
+    assert not result.requires_grad
+
+
+def test_a_short_call_that_fails_names_the_operator_and_later_ones_work() -> None:
+    executor = looking()
+
+    with pytest.raises(poptorch.Error, match="embedding"):
+        executor(torch.tensor([7, 1]))
+
+    result = executor(torch.tensor([2, 1]))
+    assert torch.equal(result, executor.model.table.weight[[2, 1]])
+
+
+def test_a_host_function_that_raises_an_exception_is_called_once() -> None:
+    calls = []
+
+    def observe(at: torch.Tensor) -> torch.Tensor:
+        calls.append(at.tolist())
+        if at.max() > 2:
+            raise ValueError("too large")
+        return at
+
+    executor = looking(observe)
+    calls.clear()
+
+    with pytest.raises(ValueError, match="too large"):
+        executor(torch.tensor([7, 1]))
+
+    assert calls == [[7, 1]]

@@ -33,6 +33,7 @@ def checks_are_never_postponed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_long_check_postpones_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
+    monkeypatch.setattr(periodic_checks, "FIRST", 1)
     checks = PeriodicChecks(ChangeCheck(lambda: 0, lambda _: [], ""))
     monkeypatch.setattr(time, "monotonic", iter([100.0, 100.01]).__next__)
     checks.run([], None)

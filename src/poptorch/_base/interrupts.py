@@ -27,12 +27,12 @@ _main = threading.main_thread().ident
 _handlers: list[Any] = []  # the handlers of all signals, when they were last read
 _theirs: dict[int, Handler] = {}  # those handlers that are functions
 _RESEND_SECONDS = 0.5  # seconds until a handler's exception is raised again
-_noted: list[tuple[int, FrameType | None]] = []
+noted: list[tuple[int, FrameType | None]] = []  # recorded signals, which ``check`` handles
 _depth = 0
 
 
 def _note(signum: int, frame: FrameType | None) -> None:
-    _noted.append((signum, frame))
+    noted.append((signum, frame))
 
 
 class deferred:  # noqa: N801 (used as a function)
@@ -47,7 +47,8 @@ class deferred:  # noqa: N801 (used as a function)
         if not self._mine:
             return
         if not _depth:
-            _read_handlers()
+            if list(map(_signal.getsignal, _NUMBERS)) != _handlers:
+                _read_handlers()
             self._swapped = _theirs
             try:
                 for number in _theirs:
@@ -64,7 +65,8 @@ class deferred:  # noqa: N801 (used as a function)
         _depth -= 1
         if not _depth:
             _restore_handlers(self._swapped)
-            check()
+            if noted:
+                check()
 
 
 class allowed:  # noqa: N801
@@ -158,11 +160,9 @@ def _is_within(frame: FrameType | None, outer: FrameType | None) -> bool:
 
 def _read_handlers() -> None:
     global _handlers, _theirs
-    handlers = list(map(_signal.getsignal, _NUMBERS))
-    if handlers != _handlers:
-        present = zip(_NUMBERS, handlers, strict=True)
-        _theirs = {number: handler for number, handler in present if callable(handler)}
-        _handlers = handlers
+    _handlers = list(map(_signal.getsignal, _NUMBERS))
+    present = zip(_NUMBERS, _handlers, strict=True)
+    _theirs = {number: handler for number, handler in present if callable(handler)}
 
 
 def _restore_handlers(handlers: dict[int, Handler]) -> None:
@@ -180,7 +180,7 @@ def _renew() -> None:
     """Reset the state in a forked process, which has one thread and its own signals."""
     global _depth, _main
     _depth, _main = 0, threading.get_ident()
-    _noted.clear()
+    noted.clear()
     _restore_handlers(_theirs)
 
 
@@ -202,8 +202,8 @@ def check() -> None:
     """Run the handlers of recorded signals. If one raises an exception, the next check runs the
     others.
     """
-    while _noted and threading.get_ident() == _main:
-        number, frame = _noted.pop(0)
+    while noted and threading.get_ident() == _main:
+        number, frame = noted.pop(0)
         handler = _theirs.get(number)
         if handler is not None:
             handler(number, frame)

@@ -31,6 +31,7 @@ from .._ir.tensors import Tensors
 from ..backends import Builder, Compiled, Executable
 from ..backends.driver import LoopExecutable, program_report
 from ..backends.onnx_runtime import InputNotFinite, Sessions
+from ..backends.protocol import finder_of_shortcuts
 from . import compiler_processes, registry
 from .cache import Choice, choice_key
 from .compiler_processes import CompileJob
@@ -192,8 +193,6 @@ class Fastest:
         self._ours, self._plan, self._code = ours, plan, code
         # what the next call does, or None once compiled code has been chosen
         self._do: NextCall | None = Fastest._wait
-        # the shortcut of ONNX Runtime, once ONNX Runtime has been chosen
-        self.shortcut: Callable[[State], Compiled | None] | None = None
         self._other: OnnxProgram | None = None
         self._choice: Choice | None = None
         self._cores, self._next_poll = Cores(), 0.0
@@ -210,6 +209,13 @@ class Fastest:
     def run(self, state: State, batch: Tensors) -> Tensors:
         do = self._do
         return self._ours.run(state, batch) if do is None else do(self, state, batch)
+
+    @property
+    def shortcut(self) -> Callable[[State], Compiled | None] | None:
+        """The shortcut of the runtime that has been chosen."""
+        if self._do is None:
+            return finder_of_shortcuts(self._ours)
+        return self._other.shortcut if self.decided and self._other is not None else None
 
     @property
     def waiting(self) -> bool:
@@ -408,10 +414,10 @@ class Fastest:
 
     def _use_other(self) -> None:
         assert self._other is not None, "it was chosen"
-        self._do, self.shortcut = Fastest._run_other, self._other.shortcut
+        self._do = Fastest._run_other
 
     def _keep_compiled_code(self) -> None:
-        self._other = self._do = self.shortcut = None
+        self._other = self._do = None
 
     @staticmethod
     def _release(state: State) -> None:

@@ -20,7 +20,8 @@ from .._ir.block_labels import line_of
 from .._ir.plan import Plan, Report
 from .._ir.program import State
 from .._ir.symbolic import NotSymbolic
-from ..backends import Backend, Builder, Executable, Progress
+from ..backends import Backend, Builder, Compiled, Executable, Progress
+from ..backends.protocol import finder_of_shortcuts
 from ..backends.reference import Reference
 from . import compiler_processes, runtime_choice
 from .cache import Store
@@ -153,6 +154,12 @@ class Tiered:
             return self._current.run(state, batch)
         with interrupts.deferred():
             return self._timed(state, batch)
+
+    @property
+    def shortcut(self) -> Callable[[State], Compiled | None] | None:
+        """The shortcut of compiled code, once that has taken over for all sizes."""
+        is_timed = self.waiting or self._fast is not None
+        return None if is_timed or self._code.ranges else finder_of_shortcuts(self._current)
 
     def _serves(self, batch: Sequence[torch.Tensor]) -> bool:
         """Return whether compiled code has taken over for these sizes, or never will."""

@@ -47,6 +47,7 @@ class BoundCall:
         self._inputs, self._mode = program.inputs, program.mode
         self._has_symbols = bool(program.inputs.symbols)
         self._has_ranges = bool(program.indices.ranges)
+        self._state = self._store.state
         self._model, self._weights, self._optimizer = model, weights, optimizer
         self._random, self._reports = random, reports
         self._loss_watch = reports.loss_watch
@@ -59,7 +60,8 @@ class BoundCall:
         self._is_timed = program.spec.runtime.report is not None
         # What runs later calls of a program that changes nothing, as long as the weights stay.
         self._shortcut: Compiled | None = None
-        self._writes = 0  # how many times the weights had changed
+        # how many times the weights had changed, and how many of them were released
+        self._writes = (0, 0)
         self._may_have_shortcut = (
             hasattr(program.compiled.executable, "shortcut")
             and not (self._changes or self._is_timed)
@@ -92,7 +94,7 @@ class BoundCall:
         """
         taken = time.perf_counter()
         program, weights, optimizer = self.program, self._weights, self._optimizer
-        state = self._store.state
+        state = self._state
         batch = program.synthetic or batch
         checks = None if optimizer is None else optimizer.change_checks
         weights.periodic_checks.run(program.change_checks, checks)
@@ -104,10 +106,10 @@ class BoundCall:
             weights.check_processes()
         if injected_faults.armed:
             injected_faults.check("run")
-        shortcut, writes = self._shortcut, state.writes
+        shortcut = self._shortcut
         if shortcut is not None:
-            self._shortcut = None
-            if writes.count == self._writes and not writes.released:
+            self._shortcut, writes = None, state.writes
+            if self._writes == (writes.count, len(writes.released)):
                 try:
                     results = shortcut(batch)
                 except Exception:  # it fails again below, and is explained
@@ -126,15 +128,19 @@ class BoundCall:
             raise
         ready = time.perf_counter()
         if self._may_have_shortcut:
-            find = finder_of_shortcuts(program.compiled.executable)
-            if find is not None:
-                self._shortcut, self._writes = find(state), writes.count
+            self._find_shortcut(state)
         self._random.has_run = True
         if optimizer is not None:
             self._loss_watch.check(program, results, state.updates)
         if program.changed_inputs and program.synthetic is None:
             return_inputs(program.changed_inputs, given, batch)
         return program, results, (started, taken, ready)
+
+    def _find_shortcut(self, state: State) -> None:
+        find, writes = finder_of_shortcuts(self.program.compiled.executable), state.writes
+        if find is not None:
+            self._shortcut = find(state)
+            self._writes = writes.count, len(writes.released)
 
     def _refuse_shared_memory(self, given: Tensors) -> None:
         changed, paths = self.program.changed_inputs, self.program.inputs.bound.paths

@@ -22,6 +22,7 @@ from .._ir.plan import Plan, Report
 from .._ir.program import Axis, Emit, Gather, Node, Program, Reduce, Repeat, Run, Scatter, State
 from .._ir.slots import Kind
 from .._ops import random_streams
+from .._ops.effects import is_effect
 from . import stopwatch
 from .failing import explained
 from .prepare import returned
@@ -83,7 +84,7 @@ class LoopExecutable:
         enabled = torch.is_grad_enabled()
         try:
             self._set_grad_enabled(False)
-            run = self._once if self._changes_nothing else self._whole
+            run = self._once if self._is_simple else self._whole
             return self._threads.run(run, state, batch)
         finally:
             self._set_grad_enabled(enabled)
@@ -123,24 +124,69 @@ class LoopExecutable:
         return results
 
     def _once(self, state: State, batch: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        """Run a program that is one run and changes nothing: all of ``_whole`` that it needs."""
+        """Run a program that is one run: all of ``_whole`` that it needs, in fewer steps."""
         rollback, running = self._rollback, None
         rollback.failure = None
+        if rollback.is_needed:
+            rollback.begin(state, batch)
         try:
+            if interrupts.noted:
+                interrupts.check()
             (run,) = self._bind(state).values()
-            running, watch = run.name, stopwatch.current.get()
+            name, watch = run.name, stopwatch.current.get()
+            running = name
             if watch is None:
-                return run(batch, self._points[0])
-            return watch.action(running, run, batch, self._points[0])  # type: ignore[no-any-return]
+                results = run(batch, self._points[0])
+            else:
+                results = watch.action(name, run, batch, self._points[0])
+            running = None
+            if self._writes:
+                rollback.ran(name, state)
+                self._wrote(state)
+                if interrupts.noted:
+                    interrupts.check()
+            return results
         except BaseException as error:
             rollback.running = running
             rollback.roll_back(state, error)
             raise
 
+    def shortcut(self, state: State) -> Compiled | None:
+        """Return a function that makes the next call, if the program is bound to the state and
+        changes nothing.
+        """
+        bound = state.bound
+        is_bound = bound is not None and bound[0] is self
+        if bound is None or not is_bound or bound[1] not in (None, state.writes.count):
+            return None
+        if not self._can_be_repeated:
+            return None
+        (run,) = bound[2].values()
+        turn, threads, point = self._set_grad_enabled, self._threads.run, self._points[0]
+        is_enabled = torch.is_grad_enabled
+
+        def call(batch: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+            enabled = is_enabled()
+            try:
+                turn(False)
+                return threads(run, batch, point)
+            finally:
+                turn(enabled)
+
+        return call
+
     @functools.cached_property
-    def _changes_nothing(self) -> bool:
-        """Return whether the program is one run after which there is nothing to undo."""
-        return self._is_one_run and not (self._random or self._writes or self.by_call)
+    def _can_be_repeated(self) -> bool:
+        """Return whether a call that fails may be made again."""
+        if not self._is_simple or self._writes or self._rollback.is_needed:
+            return False
+        (graph,) = self._program.graphs.values()
+        return not any(map(is_effect, graph.module.graph.nodes))
+
+    @functools.cached_property
+    def _is_simple(self) -> bool:
+        """Return whether ``_once`` may run the program."""
+        return self._is_one_run and not (self._random or self.by_call)
 
     @functools.cached_property
     def _is_one_run(self) -> bool:
@@ -173,10 +219,10 @@ class LoopExecutable:
         """Record that this program wrote to the state, so that others prepare their values
         again.
         """
-        assert state.bound is not None
         state.writes.count += 1
-        _, since, runs = state.bound
-        state.bound = self, None if since is None else state.writes.count, runs
+        if self._prepares:
+            assert state.bound is not None
+            state.bound = self, state.writes.count, state.bound[2]
 
     @functools.cached_property
     def _points(self) -> list[Point]:
@@ -252,10 +298,12 @@ class _PreparedRun:
         graph = self._graph = program.graphs[name]
         outputs, inputs = returned(graph), list(enumerate(graph.inputs))
         self._batch = [(at, s.index) for at, s in inputs if s.kind is Kind.BATCH]
+        self._block = _block(self._batch)
         self._counters = [(at, s) for at, s in inputs if s.kind is Kind.COUNTER]
         values = [(at, s.key) for at, s in inputs if s.kind is Kind.VALUE]
         self._taken = [(at, key) for at, key in values if key not in ready]
         self._given = [(at, s.key) for at, s in enumerate(outputs) if s.kind is Kind.VALUE]
+        self._has_batch_alone = not (self._counters or self._taken)
         self._device = state.device
         stacked = program.lanes is not None  # such a program reads all replicas at once
         self._arguments: list[list[torch.Tensor | None]] = [
@@ -266,14 +314,13 @@ class _PreparedRun:
 
     def __call__(self, batch: Sequence[torch.Tensor], point: Point) -> Sequence[torch.Tensor]:
         arguments = self._arguments[point.replica].copy()
-        for place, given in self._batch:
-            arguments[place] = batch[given]
-        for place, slot in self._counters:
-            of_all = self._first_replica + point.replica
-            count = of_all if slot == slots.REPLICA else self._before(point)
-            arguments[place] = torch.tensor(float(count), device=self._device)
-        for place, key in self._taken:
-            arguments[place] = self._handed.pop(key)
+        if len(batch) == len(self._batch) and self._block is not None:
+            arguments[self._block] = batch
+        else:
+            for place, given in self._batch:
+                arguments[place] = batch[given]
+        if not self._has_batch_alone:
+            self._add_others(arguments, point)
         try:
             results = self.function(arguments)  # type: ignore[arg-type]
         except (RuntimeError, IndexError) as error:
@@ -285,11 +332,31 @@ class _PreparedRun:
             self._handed[key] = results[place]
         return results
 
+    def _add_others(self, arguments: list[torch.Tensor | None], point: Point) -> None:
+        """Add counters and what other graphs have returned."""
+        for place, slot in self._counters:
+            of_all = self._first_replica + point.replica
+            count = of_all if slot == slots.REPLICA else self._before(point)
+            arguments[place] = torch.tensor(float(count), device=self._device)
+        for place, key in self._taken:
+            arguments[place] = self._handed.pop(key)
+
     def _before(self, point: Point) -> int:
         """Return the number of earlier runs of the same kind in the same update."""
         if self._program.lanes is not None:
             return point.chunk
         return self._program.loops.micro_batch(point.accumulated, point.replica)
+
+
+def _block(batch: Sequence[tuple[int, int]]) -> slice | None:
+    """Return where a graph takes its batch, given as pairs of place and index, or None if it does
+    not take the tensors side by side and in their order.
+    """
+    places, indices = [place for place, _ in batch], [index for _, index in batch]
+    if not batch or indices != list(range(len(batch))):
+        return None
+    first, after = places[0], places[0] + len(places)
+    return slice(first, after) if places == list(range(first, after)) else None
 
 
 def exchange(

@@ -59,7 +59,7 @@ def unsuitable(executable: Executable) -> str | None:
 def finder_of_shortcuts(executable: Executable) -> Callable[[State], Compiled | None] | None:
     """Return a function that finds a shortcut of a call, or None if there is none at present.
 
-    A shortcut does for a batch what ``run`` does, in less time. It may be called until the weights
+    A shortcut does for a batch what ``run`` does, in less time. It may be called until weights
     change or are released (``State.writes``), unless the call is timed in parts. If it fails,
     nothing has changed, and ``run`` has to make the call.
     """

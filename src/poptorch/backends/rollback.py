@@ -93,10 +93,10 @@ class Rollback:
         self.running, self.exchanged = None, False
         if self._differ:
             hold = not self._preconditions or self._hold(state, batch)
-            self._keys = self._usual if hold else self._careful
-            self._keys = self._tight if resources.memory_can_be_refused() else self._keys
-            if len(state.copies) > len(self._keys):
-                state.copies = {key: state.copies[key] for key in self._keys if key in state.copies}
+            keys = self._usual if hold else self._careful
+            keys = self._keys = self._tight if resources.memory_can_be_refused() else keys
+            if len(state.copies) > len(keys):
+                state.copies = {key: state.copies[key] for key in keys if key in state.copies}
         if self._keys or self._random:
             self._keep(state)
 

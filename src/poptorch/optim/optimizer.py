@@ -64,6 +64,7 @@ class VariableAttributes:
 class DeviceState:
     """The state of an optimizer, which is read from the device of an executor when it is used."""
 
+    ipu_state_is_dirty: bool
     host_state_is_dirty = False
     _device: weakref.ref[Any] | None = None  # a SessionOptimizer
 
@@ -92,6 +93,11 @@ class DeviceState:
 
     def _read_from(self, link: Any) -> None:
         raise NotImplementedError
+
+    @property
+    def _is_settled(self) -> bool:
+        """Return whether nothing has to be written to the device, or reported."""
+        return not (self.ipu_state_is_dirty or self._has_lost_edits)
 
     @property
     def _has_lost_edits(self) -> bool:

@@ -604,8 +604,13 @@ class Indices:
     paths: Sequence[str]
 
     def check(self, batch: Sequence[torch.Tensor], state: State) -> None:
-        if self.ranges and (error := self._first(self.ranges, batch, state, _CHECKED)):
-            raise error
+        for each in self.ranges:
+            slot = each.slot
+            value = batch[slot.index] if slot.kind is Kind.BATCH else state.values[slot.key]
+            if each.outside(value):
+                error = self._first((each,), batch, state, _CHECKED)
+                assert error is not None
+                raise error
 
     def explain(self, error: BaseException, batch: Sequence[torch.Tensor], state: State) -> None:
         """Raise an error that names the input, if an index is the reason why a call failed."""

@@ -29,11 +29,11 @@ call or two.
 
 
 class OptimizerChecks(Protocol):
-    """The checks of an optimizer. Some of them are so cheap that every call makes them."""
+    """The checks of an optimizer. Every call makes the first one, which compares only
+    hyper-parameters.
+    """
 
     checks: list[ChangeCheck]
-
-    def numbers_hold(self) -> bool: ...
 
 
 class PeriodicChecks:
@@ -57,18 +57,27 @@ class PeriodicChecks:
         part of the time since the last call.
         """
         moment = time.monotonic()
-        is_whole = (
-            self._calls < FIRST
-            or self._cost < (moment - self._latest) * SHARE
-            or not self.due
-            or not (optimizer is None or optimizer.numbers_hold())
-        )
-        self._calls, self._latest = self._calls + 1, moment
+        is_whole = self._cost < (moment - self._latest) * SHARE
+        if optimizer is not None:
+            numbers = optimizer.checks[0]
+            is_whole = is_whole or not (numbers.reported or numbers.holds())
+        self._latest = moment
         if is_whole or moment >= self.due:
-            every = [*checks, self._weights, *(optimizer.checks if optimizer else ())]
-            self._part = (self._part + 1) % PARTS
-            with interrupts.deferred():  # an exception from a signal handler is not a change
-                unwatched(warn_of_changes, every if is_whole else every[self._part :: PARTS])
-            cost = time.monotonic() - moment
-            self._cost = cost if is_whole else self._cost
+            self._check(moment, checks, optimizer, is_whole or not self.due)
+
+    def _check(
+        self,
+        moment: float,
+        checks: Iterable[ChangeCheck],
+        optimizer: OptimizerChecks | None,
+        is_whole: bool,
+    ) -> None:
+        every = [*checks, self._weights, *(optimizer.checks if optimizer else ())]
+        self._calls, self._part = self._calls + 1, (self._part + 1) % PARTS
+        with interrupts.deferred():  # an exception from a signal handler is not a change
+            unwatched(warn_of_changes, every if is_whole else every[self._part :: PARTS])
+        cost = time.monotonic() - moment
+        self._cost = cost if is_whole else self._cost
+        self.due = 0.0
+        if self._calls >= FIRST:
             self.due = moment + CHECK_EVERY * max(1.0, cost / CHEAP)

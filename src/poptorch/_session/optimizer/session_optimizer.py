@@ -262,9 +262,7 @@ class SessionOptimizer:
     @property
     def is_settled(self) -> bool:
         """Return whether ``prepare_run`` would do nothing."""
-        state = self._state
-        changed = state.ipu_state_is_dirty or state._has_lost_edits
-        return not (changed or self.outdated or self._untold)
+        return self._state._is_settled and not (self.outdated or self._untold)
 
     def prepare_run(self) -> bool:
         """Write state to the device that was loaded since the last run. Return whether another

@@ -73,6 +73,7 @@ class TorchState(DeviceState):
         self._optimizers = optimizers
         self._names, self._counted = names, counted
         self._watched = self._states()  # WatchedState objects after the first device
+        self._watching: list[tuple[Any, Any]] = []  # the same, each with its optimizer
         self._watches = False
         self._paths: Mapping[int, str] = {}  # paths of the parameters on the last device
         self._updates = 0  # number of updates since the state was read
@@ -93,7 +94,6 @@ class TorchState(DeviceState):
     def ipu_state_is_dirty(self) -> bool:
         if not self._watches:
             return False
-        # This is evaluated before each call, and usually nothing has been read.
         loaded = self.was_loaded or any(each.changed for each in self._watched)
         return loaded or (bool(self._read) and not self.host_state_is_dirty and self._edited())
 
@@ -102,6 +102,16 @@ class TorchState(DeviceState):
         assert not value
         self.steps = {}
         self._watch()
+
+    @property
+    def _is_settled(self) -> bool:
+        if self._read or not self._watches:
+            return super()._is_settled
+        # this is evaluated before each call, and usually nothing has been read
+        for optimizer, watched in self._watching:
+            if optimizer.state is not watched or watched.changed:
+                return False
+        return True
 
     def _entries(self) -> list[Any]:
         entries = itertools.chain.from_iterable(map(dict.values, self._states()))
@@ -152,6 +162,7 @@ class TorchState(DeviceState):
             each.state.listeners = [*others, own]
             each.state.changed = False
         self._watched, self._watches = self._states(), True
+        self._watching = [(each, each.state) for each in self._optimizers]
         self._updates = 0
         self._read = []
 

@@ -38,7 +38,7 @@ Matters = Callable[[], bool]
 
 
 class OptimizerChangeChecks:
-    """The checks of one of the user's optimizers.
+    """The checks of one of the user's optimizers; the one of its hyper-parameters is the first.
 
     ``matters`` returns whether the optimizer would now be compiled to another update, or has other
     numbers.
@@ -60,11 +60,6 @@ class OptimizerChangeChecks:
         for new, old in zip(present, self.checks, strict=False):
             new.reported = old.reported
         self.checks = [*present, *self.checks[len(present) :]]
-
-    def numbers_hold(self) -> bool:
-        """Compare only hyper-parameters, which is fast enough for every call."""
-        numbers = self.checks[0]
-        return numbers.reported or numbers.holds()
 
 
 def _numbers(optimizer: torch.optim.Optimizer, matters: Matters) -> ChangeCheck:

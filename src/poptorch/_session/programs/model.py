@@ -105,8 +105,12 @@ class Model:
 
         This is faster than finding out the mode.
         """
-        flags = (self.users.training, *self._read_modes())
-        return flags == self._flags and before == (self._mode, _autocast())
+        mode, dtype = before
+        return (
+            (self.users.training, *self._read_modes()) == self._flags
+            and mode == self._mode
+            and (_autocast() if torch.is_autocast_enabled("cpu") else None) is dtype
+        )
 
     def _keeps_mode(self) -> bool:
         return not self._trained and self.users.training and not self.module.training
