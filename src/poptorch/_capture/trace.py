@@ -24,6 +24,7 @@ from .._base import log, private
 from .._base.source import is_user_file
 from .._base.thread_safety import holding, one_at_a_time
 from .._ir.graph import lazily
+from .._ir.operators import Operator
 from .._ir.tensors import Tensors
 from .._ops import annotate, effects
 from . import purity, recorded_again
@@ -108,6 +109,7 @@ def trace(
         holding(_active_mode, mode),
     ):
         recorded = private.traced(function, [list(inputs)], _corrected_operators())
+    _remove_failed(recorded.graph)
     if edit is not None:
         edit(recorded.graph)
     annotate.copy_to_backward(recorded.graph)
@@ -116,6 +118,16 @@ def trace(
     pure = purity.pure(recorded, mode, stochastic, runs)
     effects.chain(pure.graph)
     return pure, constants
+
+
+def _remove_failed(graph: fx.Graph) -> None:
+    """Remove operators that raised an error. The tracer records an operator before it runs, and
+    ``forward`` may have caught the error.
+    """
+    for node in reversed(graph.nodes):
+        fails = isinstance(node.target, Operator) and "val" not in node.meta and not node.users
+        if fails and node.target._schema.returns:
+            graph.erase_node(node)
 
 
 def _give_values(graph: fx.Graph, inputs: Tensors, mode: Any) -> None:
