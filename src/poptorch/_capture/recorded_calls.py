@@ -20,7 +20,7 @@ from .._ir.graph import graph_module
 from .._ir.operators import Operator, call_draws
 from .._ir.tensors import Tensors
 from .._ops.dispatch import answering
-from .known_results import CallResults, KnownResults, Unlike
+from .known_results import RepeatedCalls
 
 _UNLIKE = {
     torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view,
@@ -41,7 +41,7 @@ def recorded_calls(
         mode: the mode of the inputs.
         decomposed: operators that the tracer replaces by others.
     """
-    calls = _RecordedCalls(decomposed, KnownResults.of(mode))
+    calls = _RecordedCalls(decomposed, RepeatedCalls(mode))
     for at, each in enumerate(inputs):
         calls.note(each, calls.graph.placeholder(f"tensors_{at}"))
     try:
@@ -67,10 +67,9 @@ def _without_gradient(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class _RecordedCalls:
-    def __init__(self, decomposed: Collection[Any], results: KnownResults | None) -> None:
+    def __init__(self, decomposed: Collection[Any], call: RepeatedCalls) -> None:
         self.graph = fx.Graph()
-        self._results = results
-        self._known: dict[tuple[Any, ...], CallResults | None] = {}
+        self._call = call
         self.are_all = True  # whether all calls so far were recorded
         self._decomposed = decomposed
         self._whole = set[Any]()  # operators that consist of no others
@@ -94,7 +93,7 @@ class _RecordedCalls:
         self.are_all = self.are_all and self._is_plain(func, args, kwargs)
         if not self.are_all:
             return func(*args, **kwargs)
-        result = self._result(func, args, kwargs)
+        result = self._call(func, args, kwargs)
         nodes = {name: self.node_of(value) for name, value in kwargs.items()}
         name = func.overloadpacket.__name__
         node = self.graph.create_node("call_function", func, self.node_of(args), nodes, name)
@@ -107,21 +106,6 @@ class _RecordedCalls:
                 self.note(each, part)
         else:
             self.are_all = False
-        return result
-
-    def _result(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self._results is None:
-            return func(*args, **kwargs)
-        try:
-            key, tensors = self._results.described(func, args, kwargs)
-        except Unlike:
-            return func(*args, **kwargs)
-        known = self._known.get(key)
-        if known is not None:
-            made = self._results.created(known, tensors)
-            return made[0] if known.several is None else known.several(made)
-        result = func(*args, **kwargs)
-        self._known[key] = self._results.outcome(func, tensors, result, None)
         return result
 
     def _is_plain(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -17,7 +17,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
+from .._ir.graph import set_arguments
 from .._ir.operators import Operator, may_view, writes, written_by
+from .known_results import RepeatedCalls
 
 aten = torch.ops.aten
 
@@ -74,11 +76,13 @@ def make_whole_writes_pure(graph: fx.Graph, mode: Any) -> None:
         if outdated and any(view.target not in _REPEATABLE_VIEWS for view in place.views):
             return
     results: dict[fx.Node, Sequence[Any]] = {}
-    for node in writers:
-        made = _results(node, places, mode)
-        if made is None:
-            return
-        results[node] = made
+    calls = RepeatedCalls(mode)
+    with mode, torch.no_grad():
+        for node in writers:
+            made = _results(node, places, mode, calls)
+            if made is None:
+                return
+            results[node] = made
     _WriteRewriting(graph, places, results).run()
 
 
@@ -126,7 +130,7 @@ def _is_whole(view: fx.Node, root: fx.Node) -> bool:
     return view.target in _REPEATABLE_VIEWS and _have_same_layout(value, whole)
 
 
-def _results(node: fx.Node, places: _Places, mode: Any) -> list[Any] | None:
+def _results(node: fx.Node, places: _Places, mode: Any, call: RepeatedCalls) -> list[Any] | None:
     """Return fake tensors for the result of the pure operator, and for the new value of each tensor
     from which the written view was made, up to the one that has all of the memory. Return None if
     these would differ from the results of the write.
@@ -137,23 +141,22 @@ def _results(node: fx.Node, places: _Places, mode: Any) -> list[Any] | None:
     args = fx.map_arg(node.args, lambda each: each.meta["val"])
     kwargs = fx.map_arg(node.kwargs, lambda each: each.meta["val"])
     written = written_by(node)
-    with mode, torch.no_grad():
-        result = _pure_form(node.target)(*args, **kwargs)
-        if node.target is _BATCH_NORM:
-            before = [*node.meta["val"], *(each.meta["val"] for each in written)]
-            alike = all(map(_have_same_layout, result, before))
-            return [result] if alike and not any(places[each].views for each in written) else None
-        if not _have_same_layout(result, node.meta["val"]):
+    result = call(_pure_form(node.target), args, kwargs)
+    if node.target is _BATCH_NORM:
+        before = [*node.meta["val"], *(each.meta["val"] for each in written)]
+        alike = all(map(_have_same_layout, result, before))
+        return [result] if alike and not any(places[each].views for each in written) else None
+    if not _have_same_layout(result, node.meta["val"]):
+        return None
+    results = [result]
+    for view in reversed(places[written[0]].views):
+        back = _back(view)
+        if back is None:
             return None
-        results = [result]
-        for view in reversed(places[written[0]].views):
-            back = _back(view)
-            if back is None:
-                return None
-            operation, *others = back
-            results.append(operation(results[-1], *others))
-            if not _have_same_layout(results[-1], _viewed(view).meta["val"]):
-                return None
+        operation, *others = back
+        results.append(operation(results[-1], *others))
+        if not _have_same_layout(results[-1], _viewed(view).meta["val"]):
+            return None
     return results
 
 
@@ -199,15 +202,29 @@ class _WriteRewriting:
 
     def run(self) -> None:
         for node in list(self._graph.nodes):
-            targets = [self._places[each] for each in written_by(node)]
-            with self._graph.inserting_before(node):
-                node.args = fx.map_arg(node.args, self._held)
-                node.kwargs = fx.map_arg(node.kwargs, self._held)
+            targets = written_by(node) if node in self._results else []
+            written = [self._places[each] for each in targets]
+            if self._reads_others(node):
+                with self._graph.inserting_before(node):
+                    args = fx.map_arg(node.args, self._held)
+                    set_arguments(node, args, fx.map_arg(node.kwargs, self._held))
             place = self._places.get(node)
             if node in self._results:
-                self._write(node, targets)
+                self._write(node, written)
             elif place is not None and place.views and place.views[-1] is node:
                 self._latest[place] = node, self._value(place.root)
+
+    def _reads_others(self, node: fx.Node) -> bool:
+        """Return whether other nodes have the present values of its inputs, or are used for them
+        because they are equal.
+        """
+        for each in node.all_input_nodes:
+            place = self._places.get(each)
+            if place is not None:
+                first = (place.root, *place.views)[-1]
+                if first is not each or place.root in self._now:
+                    return True
+        return False
 
     def _value(self, root: fx.Node) -> fx.Node:
         return self._now.get(root, root)

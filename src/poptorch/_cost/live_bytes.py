@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from .._ir.graph import Graph
-from .._ir.operators import storage_root
+from .._ir.operators import storage_roots
 
 
 def tensors(node: object) -> list[torch.Tensor]:
@@ -31,7 +31,7 @@ def peak_bytes(graph: Graph) -> int:
     inputs.
     """
     order = list(graph.module.graph.nodes)
-    owners = {node: storage_root(node) for node in order}
+    owners = storage_roots(order)
     sizes = {node: value_bytes(node) for node in order if node.op != "placeholder"}
     return int(max(alive_bytes(order, owners, sizes), default=0))
 

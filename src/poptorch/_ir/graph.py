@@ -130,8 +130,7 @@ def copied(module: fx.GraphModule) -> fx.GraphModule:
 def copy_node(graph: fx.Graph, node: fx.Node, copies: Mapping[fx.Node, fx.Node]) -> fx.Node:
     """Copy a node whose arguments were already copied.
 
-    Torch's method searches all arguments again for symbolic sizes, which takes half of the time. A
-    node's own way of setting an attribute enters it in the graph's table of targets once more.
+    Torch's method searches all arguments again for symbolic sizes, which takes half of the time.
     """
     copy = graph.create_node(node.op, node.target, name=node.name, type_expr=node.type)
     _set(copy, "args", fx.map_arg(node.args, copies.__getitem__))
@@ -139,6 +138,14 @@ def copy_node(graph: fx.Graph, node: fx.Node, copies: Mapping[fx.Node, fx.Node])
         _set(copy, "kwargs", fx.map_arg(node.kwargs, copies.__getitem__))
     copy.meta.update(node.meta)
     return copy
+
+
+def set_arguments(node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Give a node other arguments. Its own way of setting an attribute enters it in the graph's
+    table of targets once more.
+    """
+    _set(node, "args", args)
+    _set(node, "kwargs", kwargs)
 
 
 def compose(

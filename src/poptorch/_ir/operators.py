@@ -117,24 +117,20 @@ def is_pointwise(node: fx.Node) -> bool:
     """Return whether it has one result, each element of which depends on the elements at
     its position.
     """
-    return isinstance(node.target, Operator) and _has_pointwise_result(node.target)
+    return isinstance(node.target, Operator) and computes_elements(node.target)
 
 
 @functools.cache
-def _has_pointwise_result(target: Any) -> bool:
+def computes_elements(target: Any) -> bool:
     return torch.Tag.pointwise in target.tags and len(target._schema.returns) == 1
 
 
-def makes_elements(node: fx.Node) -> bool:
+def makes_elements(target: Any) -> bool:
     """Return whether it is pointwise and its result has new memory. Some operators return their
     operand.
     """
-    return isinstance(node.target, Operator) and _makes_elements(node.target)
-
-
-@functools.cache
-def _makes_elements(target: Any) -> bool:
-    return _has_pointwise_result(target) and not _shares_first_argument(target)
+    pointwise = isinstance(target, Operator) and computes_elements(target)
+    return pointwise and not shares_memory(target)
 
 
 def name_of(node: fx.Node) -> str:
@@ -192,11 +188,11 @@ def may_view(node: fx.Node) -> bool:
     target = node.target
     if target is operator.getitem:  # one of several results, for example of a split
         return True
-    return isinstance(target, Operator) and _shares_first_argument(target)
+    return isinstance(target, Operator) and shares_memory(target)
 
 
 @functools.cache  # reading a schema takes as long as creating a node
-def _shares_first_argument(target: Any) -> bool:
+def shares_memory(target: Any) -> bool:
     if target in _MAY_VIEW:
         return True
     first = target._schema.arguments[:1]
@@ -230,3 +226,12 @@ def storage_root(node: fx.Node) -> fx.Node:
     while node.op == "call_function" and may_view(node) and isinstance(node.args[0], fx.Node):
         node = node.args[0]
     return node
+
+
+def storage_roots(nodes: Iterable[fx.Node]) -> dict[fx.Node, fx.Node]:
+    """Return ``storage_root`` of all nodes of a graph, which are in order."""
+    roots: dict[fx.Node, fx.Node] = {}
+    for node in nodes:
+        viewed = node.args[0] if node.op == "call_function" and may_view(node) else None
+        roots[node] = roots[viewed] if isinstance(viewed, fx.Node) else node
+    return roots

@@ -7,12 +7,20 @@ from __future__ import annotations
 
 import functools
 import itertools
+import operator
 from typing import Any
 
 import torch
 from torch import fx
 
-from .._ir.operators import is_pointwise, makes_elements, may_view, storage_root
+from .._ir.graph import set_arguments
+from .._ir.operators import (
+    Operator,
+    computes_elements,
+    makes_elements,
+    shares_memory,
+    storage_roots,
+)
 from .fused_steps import STEPS, fuse_steps
 
 aten = torch.ops.aten
@@ -50,7 +58,7 @@ class _Storages:
 
     def __init__(self, graph: fx.Graph) -> None:
         self.order = {node: at for at, node in enumerate(graph.nodes)}
-        self.root = {node: storage_root(node) for node in graph.nodes}
+        self.root = storage_roots(graph.nodes)
         self._parts: dict[fx.Node, list[fx.Node]] = {}
         for node, root in self.root.items():
             self._parts.setdefault(root, []).append(node)
@@ -62,16 +70,17 @@ class _Storages:
         """Compute a value in the memory of another one that nothing reads later, except
         for ``last``.
         """
-        into = _writing(value, place)
-        if into is None or self.root[value] is not value:
+        into, root = _form_that_writes(value.target), self.root[place]
+        if into is None or self.root[value] is not value or not _are_alike(value, place):
             return False
-        shared = [n for n in value.all_input_nodes if self.root[n] is self.root[place]]
-        late = any(self.order[n] > self.order[value] for n in self.readers(place) - {last})
-        if late or any(node is not place for node in shared):
-            # the second condition: elements are read at other positions than they are written
+        for operand in value.all_input_nodes:
+            if operand is not place and self.root[operand] is root:
+                return False  # elements are read at other positions than they are written
+        readers = self.readers(place) - {last}
+        if max(map(self.order.__getitem__, readers), default=0) > self.order[value]:
             return False
-        value.target, value.kwargs = into, {**value.kwargs, "out": place}
-        root = self.root[place]
+        value.target = into
+        set_arguments(value, value.args, {**value.kwargs, "out": place})
         for part in self._parts.pop(value):
             self.root[part] = root
             self._parts[root].append(part)
@@ -92,45 +101,50 @@ def _compute_in_place(graph: fx.Graph) -> None:
         if value in late and not is_returned and storages.compute_into(value, place, copy):
             graph.erase_node(copy)
     for node in graph.nodes:
-        for operand in node.all_input_nodes if _has_form_that_writes(node) else ():
+        if node.op != "call_function" or _form_that_writes(node.target) is None:
+            continue
+        for operand in node.all_input_nodes:
             fresh = _is_fresh(operand) and _is_fresh(storages.root[operand])
             if fresh and storages.compute_into(node, operand, node):
                 break
 
 
 def _is_fresh(node: fx.Node) -> bool:
-    """Return whether an operator's result has new memory. Some operators return their operand."""
-    if makes_elements(node):
-        return node.target is not aten.conj_physical.default
-    return node.target in _PRODUCTS
-
-
-def _cannot_fail(node: fx.Node) -> bool:
-    if node.op != "call_function" or node.target in STEPS or node.target in _CANNOT_FAIL:
-        return True
-    return is_pointwise(node) or may_view(node)
-
-
-def _writing(node: fx.Node, place: fx.Node) -> Any:
-    """Return the form of a pointwise operator that writes its result to a tensor of the
-    same kind.
-    """
-    if not _has_form_that_writes(node):
-        return None
-    values = node.meta.get("val"), place.meta.get("val")
-    own, kept = ((v.dtype, v.shape, v.stride()) if v is not None else None for v in values)
-    if own is None or own != kept:
-        return None
-    return _out_form(node.target)
-
-
-def _has_form_that_writes(node: fx.Node) -> bool:
-    return makes_elements(node) and "out" not in node.kwargs
+    return node.op == "call_function" and _makes_new_memory(node.target)
 
 
 @functools.cache
-def _out_form(target: Any) -> Any:
-    """Return the form of an operator that writes its result to its argument ``out``, or None."""
+def _makes_new_memory(target: Any) -> bool:
+    if target is aten.conj_physical.default:  # it may return its operand
+        return False
+    return target in _PRODUCTS or makes_elements(target)
+
+
+def _cannot_fail(node: fx.Node) -> bool:
+    return node.op != "call_function" or _always_computes(node.target)
+
+
+@functools.cache
+def _always_computes(target: Any) -> bool:
+    if target in STEPS or target in _CANNOT_FAIL or target is operator.getitem:
+        return True
+    return isinstance(target, Operator) and (computes_elements(target) or shares_memory(target))
+
+
+def _are_alike(value: fx.Node, place: fx.Node) -> bool:
+    one, two = value.meta.get("val"), place.meta.get("val")
+    if one is None or two is None:
+        return False
+    return (one.dtype, one.shape, one.stride()) == (two.dtype, two.shape, two.stride())
+
+
+@functools.cache
+def _form_that_writes(target: Any) -> Any:
+    """Return the form of a pointwise operator that writes its result to its argument ``out``, or
+    None.
+    """
+    if not makes_elements(target):
+        return None
     given = [(each.name, str(each.type)) for each in target._schema.arguments]
     for name in (f"{str(target).rpartition('.')[2]}_out", "out"):
         into = getattr(target.overloadpacket, name, None)
