@@ -14,7 +14,7 @@ from .._base.errors import Error
 from .._cost.links import Link
 from .._ir import slots
 from .._ir.bundle import Bundle
-from .._ir.graph import Graph, SlotFunction, compose, graph_module
+from .._ir.graph import Graph, Part, SlotFunction, compose, graph_module
 from .._ir.micro_batches import Lanes, Loops
 from .._ir.program import Axis, Emit, Gather, Node, Program, Repeat, Run, Shard
 from .._ir.slots import Kind, Slot
@@ -127,7 +127,7 @@ class _TrainingGraphs:
                 graphs["squares"] = compose("squares", [first, lower(own)], drop=emptied)
         return graphs
 
-    def _update(self) -> Graph:
+    def _update(self) -> Part:
         rounding = self.spec.precision.stochastic_rounding
         anchors = [*self._norms(), *self._accumulated()]
 

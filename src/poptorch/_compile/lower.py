@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import fx
 
 from .._capture import trace
-from .._ir.graph import Graph, SlotFunction, copy_node, graph_module, placeholder
-from .._ir.slots import Slot
+from .._ir.graph import PART, Graph, Part, SlotFunction, compose, copy_node
+from .._ir.slots import Kind, Slot
 from .._ir.spec import OptimSpec
 
 
@@ -42,10 +42,11 @@ def lower_by_example(make: Make, slots: Sequence[Slot], optim: OptimSpec) -> Gra
     for slot in slots:
         kind = (group.get(slot.weight), slot.shape, slot.dtype)
         examples[slot.weight] = first.setdefault(kind, slot.weight)
-    return _by_example(make(_chosen(slots, examples)), make(slots), examples, runs=False)
+    part = _by_example(make(_chosen(slots, examples)), make(slots), examples, runs=False)
+    return part if isinstance(part, Graph) else compose(part.name, [part], keep=Kind)
 
 
-def lower_update(make: MakeUpdate, slots: Sequence[Slot], optim: OptimSpec) -> Graph:
+def lower_update(make: MakeUpdate, slots: Sequence[Slot], optim: OptimSpec) -> Part:
     """Trace the update of weights; of a traced step, only one of all weights that are proven to be
     alike.
 
@@ -66,40 +67,51 @@ def _chosen(slots: Sequence[Slot], examples: Mapping[str, str]) -> list[Slot]:
 
 def _by_example(
     of_few: SlotFunction, whole: SlotFunction, examples: Mapping[str, str], runs: bool = True
-) -> Graph:
+) -> Graph | _Repeated:
     few = lower(of_few, runs=runs)
     owners = _owners(few)
     if owners is None:
         return lower(whole, runs=runs)
-    parts: dict[str, list[fx.Node]] = {}
-    for node in few.operators:
-        parts.setdefault(owners[node], []).append(node)
-    graph = fx.Graph()
-    inputs = {slot.key: placeholder(graph, slot.key) for slot in whole.inputs}
-    copies_of: dict[str, dict[fx.Node, fx.Node]] = {"": {}}
-    for weight, example in {"": "", **examples}.items():
-        copies = copies_of[weight] = dict(copies_of[""])
-        for node, slot in zip(few.placeholders, few.inputs, strict=True):
-            if slot.weight in ("", example):
-                copies[node] = inputs[_key(slot, weight)]
-                copies[node].meta.setdefault("val", node.meta.get("val"))
-        for node in parts.get(example, ()):
-            copies[node] = copy_node(graph, node, copies)
-    results: dict[str, fx.Node] = {}
-    for slot, node in zip(few.outputs, few.returned, strict=True):
-        if not slot.weight:  # a number, which may be computed from one of the examples
-            results[slot.key] = copies_of[owners[node]][node]
-            continue
-        for weight, example in examples.items():
-            if example == slot.weight:
-                results[_key(slot, weight)] = copies_of[weight][node]
-    graph.output(tuple(results[slot.key] for slot in whole.outputs))
-    module = graph_module(few.module, graph)
-    return Graph(few.name, module, whole.inputs, whole.outputs)
+    return _Repeated(few, owners, examples, whole.inputs, whole.outputs)
 
 
-def _key(slot: Slot, weight: str) -> str:
-    return replace(slot, weight=weight).key if slot.weight else slot.key
+@dataclass(frozen=True, eq=False)
+class _Repeated:
+    """A graph of some weights that is repeated for all weights that are like them."""
+
+    few: Graph
+    owners: Mapping[fx.Node, str]  # the weight from which each node is computed, "" for none
+    examples: Mapping[str, str]  # by weight, the one in the graph that it is like
+    inputs: tuple[Slot, ...]
+    outputs: tuple[Slot, ...]
+
+    @property
+    def name(self) -> str:
+        return self.few.name
+
+    def insert(
+        self, graph: fx.Graph, values: Mapping[str, fx.Node], attributes: dict[str, object]
+    ) -> dict[str, fx.Node]:
+        parts: dict[str, list[fx.Node]] = {}
+        for node in self.few.operators:
+            parts.setdefault(self.owners[node], []).append(node)
+        arguments, returned = self.few.arguments.items(), self.few.results
+        results: dict[str, fx.Node] = {}
+        common: dict[fx.Node, fx.Node] = {}
+        for weight, example in {"": "", **self.examples}.items():
+            copies = dict(common) if weight else common
+            for node, slot in arguments:
+                if slot.weight == example:
+                    copies[node] = values[slot.key_of(weight)]
+                    copies[node].meta.setdefault("val", node.meta.get("val"))
+            for node in parts.get(example, ()):
+                copies[node] = copy_node(graph, node, copies)
+                copies[node].meta.setdefault(PART, self.name)
+            for slot, node in returned:
+                own = slot.weight == example if slot.weight else self.owners[node] == weight
+                if own:  # a number may be computed from one of the examples
+                    results[slot.key_of(weight)] = copies[node]
+        return results
 
 
 def _owners(graph: Graph) -> dict[fx.Node, str] | None:

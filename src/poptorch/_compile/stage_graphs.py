@@ -61,12 +61,10 @@ def trace_update(
     def make(weights: Sequence[Slot], over: OptimSpec = optim) -> SlotFunction:
         return _update.lower(over, weights, rounding)
 
-    if priced:
-        update = lower_by_example(make, micro.trained, optim)
-    else:
-        update = lower_update(make, micro.trained, optim)
+    lowered = lower_by_example if priced else lower_update
+    update = compose("update", [scaled, lowered(make, micro.trained, optim)])
     # Passes and their estimates only use operators that are known there.
-    return OptimizerGraphs(adding, compose("update", [scaled, written_out(update)]))
+    return OptimizerGraphs(adding, written_out(update))
 
 
 def split(layout: Layout, optimizer: OptimizerGraphs, spec: Spec) -> SplitStep:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import fx, nn
@@ -92,6 +92,24 @@ class Graph:
         read = {slot.key for slot in self.inputs if slot.is_state}
         return frozenset(slot.key for slot in self.outputs if slot.key in read)
 
+    def insert(
+        self, graph: fx.Graph, values: Mapping[str, fx.Node], attributes: dict[str, object]
+    ) -> dict[str, fx.Node]:
+        """Copy the operators into another graph. See ``Part``."""
+        copies: dict[fx.Node, fx.Node] = {}
+        for node, slot in self.arguments.items():
+            copies[node] = values[slot.key]
+            copies[node].meta.setdefault("val", node.meta.get("val"))
+        for node in self.module.graph.nodes:
+            if node.op == "get_attr":  # a sub-graph of control flow
+                target = f"{self.name}_{node.target}"
+                attributes[target] = getattr(self.module, node.target)
+                copies[node] = graph.create_node("get_attr", target)
+            elif node.op not in ("placeholder", "output"):
+                copies[node] = copy_node(graph, node, copies)
+                copies[node].meta.setdefault(PART, self.name)
+        return {slot.key: copies[node] for slot, node in self.results}
+
     def copy(self) -> Graph:
         return Graph(self.name, copied(self.module), self.inputs, self.outputs)
 
@@ -148,8 +166,30 @@ def set_arguments(node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     _set(node, "kwargs", kwargs)
 
 
+class Part(Protocol):
+    """A part of a composed graph."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def inputs(self) -> tuple[Slot, ...]: ...
+    @property
+    def outputs(self) -> tuple[Slot, ...]: ...
+
+    def insert(
+        self, graph: fx.Graph, values: Mapping[str, fx.Node], attributes: dict[str, object]
+    ) -> dict[str, fx.Node]:
+        """Create the operators of the part in a graph, and return its outputs by key.
+
+        Args:
+            graph: the graph.
+            values: the nodes there of the inputs, by key.
+            attributes: gets the sub-graphs and generators to which the operators refer, by name.
+        """
+
+
 def compose(
-    name: str, parts: Sequence[Graph], keep: Iterable[Kind] = (), drop: Collection[str] = ()
+    name: str, parts: Sequence[Part], keep: Iterable[Kind] = (), drop: Collection[str] = ()
 ) -> Graph:
     """Join graphs into one. What one part writes, later parts read.
 
@@ -162,22 +202,11 @@ def compose(
     values = {key: placeholder(graph, key) for key in inputs}
     outputs: dict[str, Slot] = {}
     for part in parts:
-        mapping: dict[fx.Node, fx.Node] = {}
-        for node, slot in part.arguments.items():
-            mapping[node] = values[slot.key]
-            values[slot.key].meta.setdefault("val", node.meta.get("val"))
-        for node in part.module.graph.nodes:
-            if node.op == "get_attr":  # a sub-graph of control flow
-                target = f"{part.name}_{node.target}"
-                attributes[target] = getattr(part.module, node.target)
-                mapping[node] = graph.create_node("get_attr", target)
-            elif node.op not in ("placeholder", "output"):
-                mapping[node] = copy_node(graph, node, mapping)
-                mapping[node].meta.setdefault(PART, part.name)
-        for slot, node in part.results:
-            values[slot.key] = mapping[node]
+        results = part.insert(graph, values, attributes)
+        values |= results
+        for slot in part.outputs:
             if slot.kind is Kind.GRADIENT:
-                meta = mapping[node].meta
+                meta = results[slot.key].meta
                 meta[GRADIENT] = tuple(dict.fromkeys((*meta.get(GRADIENT, ()), slot.path)))
             outputs[slot.key] = slot
     handed_over = {Kind.GRADIENT} - set(keep)
@@ -207,7 +236,7 @@ def remove_dead_nodes(
             graph.erase_node(node)
 
 
-def _free_inputs(parts: Sequence[Graph]) -> list[Slot]:
+def _free_inputs(parts: Sequence[Part]) -> list[Slot]:
     written: set[str] = set()
     free: dict[str, Slot] = {}
     for part in parts:

@@ -65,12 +65,19 @@ class Slot:
         """A name that is unique within the kind: ``velocity.fc1.weight``, ``fc1.weight``,
         ``0.lr``.
         """
-        index = str(self.index) if self.index >= 0 else ""
-        return ".".join(part for part in (index, self.name, self.weight) if part)
+        return self._path_of(self.weight)
 
     @functools.cached_property  # estimates read it thousands of times
     def key(self) -> str:
         return f"{self.kind}.{self.path}"
+
+    def key_of(self, weight: str) -> str:
+        """Return the key of the same tensor of another weight."""
+        return f"{self.kind}.{self._path_of(weight)}" if self.weight else self.key
+
+    def _path_of(self, weight: str) -> str:
+        index = str(self.index) if self.index >= 0 else ""
+        return ".".join(filter(None, (index, self.name, weight)))
 
     @property
     def numel(self) -> int:
