@@ -49,9 +49,9 @@ def encode(value: Any, special: Callable[[Any], Json] = lambda value: None) -> J
         return float(value) if math.isfinite(value) else {"float": str(value)}
     inner = partial(encode, special=special)
     if kind in (list, immutable_list):
-        return [inner(item) for item in value]
+        return [*map(inner, value)]
     if kind in (tuple, torch.Size):
-        return {"tuple": [inner(item) for item in value]}
+        return {"tuple": [*map(inner, value)]}
     if kind in (dict, immutable_dict, MappingProxyType):
         return {"dict": [[inner(key), inner(item)] for key, item in value.items()]}
     if isinstance(value, enum.Enum):

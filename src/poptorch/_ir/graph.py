@@ -5,6 +5,7 @@ never edit it.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -17,6 +18,7 @@ from .operators import draws
 from .slots import Kind, Slot
 from .tensors import TensorsByKey
 
+# A node's own way of setting an attribute enters it in the graph's table of targets once more.
 _set = object.__setattr__
 
 # keys in a node's meta: the part that it belongs to, and the weight whose gradient it is
@@ -71,7 +73,7 @@ class Graph:
         paths = {slot.path for slot in self.gradients}
         return [slot for slot in self.inputs if slot.kind is Kind.PARAM and slot.path in paths]
 
-    @property
+    @functools.cached_property  # several checks ask for it
     def random(self) -> bool:
         parts = (part for part in self.module.modules() if isinstance(part, fx.GraphModule))
         return any(draws(node) for part in parts for node in part.graph.nodes)
@@ -159,9 +161,7 @@ def copy_node(graph: fx.Graph, node: fx.Node, copies: Mapping[fx.Node, fx.Node])
 
 
 def set_arguments(node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Give a node other arguments. Its own way of setting an attribute enters it in the graph's
-    table of targets once more.
-    """
+    """Give a node other arguments, without entering it in the graph's table of targets again."""
     _set(node, "args", args)
     _set(node, "kwargs", kwargs)
 
@@ -249,7 +249,7 @@ def _free_inputs(parts: Sequence[Part]) -> list[Slot]:
 
 def placeholder(graph: fx.Graph, key: str) -> fx.Node:
     node = graph.placeholder(key)
-    node.target = node.name
+    _set(node, "target", node.name)
     return node
 
 

@@ -13,6 +13,7 @@ import math
 import operator
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, cast
 
 import torch
@@ -158,7 +159,9 @@ def ranges(graphs: Sequence[Graph]) -> tuple[IndexRange, ...]:
     result: dict[Any, IndexRange] = {}
     for graph in graphs:
         slots = graph.arguments
-        for node in graph.module.graph.nodes:
+        find = graph.module.graph.find_nodes
+        found = [find(op="call_function", target=target, sort=False) for target in _WITH_INDICES]
+        for node in sorted(chain.from_iterable(found)):
             for use in _sources(_uses(node)):
                 slot = slots.get(use.index) if use.whole else None
                 if slot is not None and slot.kind in _CHECKABLE:
@@ -222,7 +225,7 @@ def _is_fixed(node: fx.Node, slots: dict[fx.Node, Slot], fixed: set[fx.Node]) ->
     """
     if node.op == "placeholder":
         return slots[node].kind is Kind.CONSTANT
-    return node.op == "call_function" and not draws(node) and fixed.issuperset(node.all_input_nodes)
+    return node.op == "call_function" and fixed.issuperset(node.all_input_nodes) and not draws(node)
 
 
 def _may_raise(node: fx.Node) -> bool:

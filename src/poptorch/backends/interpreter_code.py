@@ -53,17 +53,17 @@ class _Code:
             parts = str(node.target).split(".")
             return self._constant(functools.reduce(getattr, parts, self._module))
         assert node.op == "call_function", node.op
-        arguments = [self._argument(each) for each in node.args]
+        arguments = [*map(self._argument, node.args)]
         if node.target is operator.getitem:
             return f"{arguments[0]}[{arguments[1]}]"
         arguments += [f"{name}={self._argument(value)}" for name, value in node.kwargs.items()]
-        return f"{self._function(node.target)}({', '.join(arguments)})"
+        function = self._functions.get(node.target) or self._new_function(node.target)
+        return f"{function}({', '.join(arguments)})"
 
-    def _function(self, target: Any) -> str:
-        if target not in self._functions:
-            name = self._functions[target] = f"f{len(self._functions)}"
-            self.scope[name] = target._op if isinstance(target, Operator) else target
-        return self._functions[target]
+    def _new_function(self, target: Any) -> str:
+        name = self._functions[target] = f"f{len(self._functions)}"
+        self.scope[name] = target._op if isinstance(target, Operator) else target
+        return name
 
     def _argument(self, value: Any) -> str:
         if isinstance(value, fx.Node):
@@ -74,7 +74,7 @@ class _Code:
         if isinstance(value, list):
             return f"[{', '.join(map(self._argument, value))}]"
         if isinstance(value, tuple):
-            return f"({''.join(f'{self._argument(each)}, ' for each in value)})"
+            return f"({', '.join(map(self._argument, value))},)" if value else "()"
         if isinstance(value, dict):
             pairs = (f"{key!r}: {self._argument(each)}" for key, each in value.items())
             return f"{{{', '.join(pairs)}}}"
@@ -94,10 +94,11 @@ def _dropped(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
     dropped: dict[fx.Node, list[fx.Node]] = {}
     seen: set[fx.Node] = set()
     for node in reversed(graph.nodes):
-        last = [each for each in node.all_input_nodes if each not in seen]
-        seen.update(last)
-        if not node.users:
-            last.append(node)
+        last = [] if node.users else [node]
+        for each in node.all_input_nodes:
+            if each not in seen:
+                seen.add(each)
+                last.append(each)
         if last and node.op not in ("output", "placeholder"):
             dropped[node] = last
     return dropped

@@ -11,7 +11,6 @@ import torch
 from ..._base import seeding
 from ..._capture import Decision, ModelTensor
 from ..._ir.graph import Graph
-from ..._ir.operators import draws
 from .change_check import DESTROY, ChangeCheck
 
 
@@ -20,7 +19,7 @@ def seed_checks(graphs: Iterable[Graph], chosen: int | None) -> list[ChangeCheck
 
     ``chosen``: the seed that the options set.
     """
-    if not any(draws(node) for graph in graphs for node in graph.operators):
+    if not any(graph.random for graph in graphs):
         return []
 
     seeding.listen()
