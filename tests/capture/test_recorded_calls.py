@@ -67,6 +67,20 @@ def called_again(tensors: Tensors) -> Tensors:
     return [*written, *weight.max(0), *gradient.max(0)]
 
 
+def element_wise_in_several_layouts(tensors: Tensors) -> Tensors:
+    weight, small = tensors[0], tensors[1].to(HALF)
+    rate = torch.full((), 0.1, dtype=torch.float64)
+    images = weight.reshape(2, 2, 1, 5)
+    layouts = [
+        weight, weight[0], weight[:, :1].clone(), weight[None], weight.t(), weight[1:], images,
+        images.to(memory_format=torch.channels_last), small, small.t(), rate,
+    ]  # fmt: skip
+    results = []
+    for each in layouts:
+        results += [each * rate, each + each, each.clone().mul_(rate), each > 0, each * 2]
+    return [*results, weight + weight[0], weight[:, :1] * weight[0]]
+
+
 def with_random_numbers(tensors: Tensors) -> Tensors:
     return [tensors[0] + torch.rand_like(tensors[0])]
 
@@ -83,6 +97,7 @@ RECORDED: list[Callable[[Tensors], Tensors]] = [
     a_trained_copy,
     with_several_results,
     called_again,
+    element_wise_in_several_layouts,
 ]
 LEFT_TO_TORCH: list[Callable[[Tensors], Tensors]] = [
     differentiated,
@@ -191,16 +206,34 @@ def test_an_operator_that_the_tracer_replaces_is_left_to_it() -> None:
     assert found is None
 
 
-def test_results_of_a_call_like_an_earlier_one_are_only_created(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    created, usual = list[int](), KnownResults.created
+@pytest.fixture
+def created(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of tensors of each call whose results are created without torch."""
+    counts, usual = list[int](), KnownResults.created
 
     def counting(results: KnownResults, outcome: Any, tensors: Tensors) -> Any:
-        created.append(len(tensors))
+        counts.append(len(tensors))
         return usual(results, outcome, tensors)
 
     monkeypatch.setattr(KnownResults, "created", counting)
+    return counts
+
+
+def test_results_of_a_call_like_an_earlier_one_are_only_created(created: list[int]) -> None:
     recorded(lambda tensors: [tensors[0] + 1, tensors[1] + 1, tensors[1] + 2, tensors[0].neg()])
 
     assert created == [1]
+
+
+def test_results_of_an_element_wise_call_are_created_for_other_shapes(created: list[int]) -> None:
+    recorded(lambda tensors: [tensors[0] * tensors[1], tensors[0].sum(0) * tensors[1].amax(0)])
+
+    assert created == [2]
+
+
+def test_torch_computes_the_results_of_an_element_wise_call_of_several_shapes(
+    created: list[int],
+) -> None:
+    recorded(lambda tensors: [tensors[0] * tensors[1], tensors[0] * tensors[1].amax(0)])
+
+    assert created == []

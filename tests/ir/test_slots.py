@@ -84,6 +84,17 @@ SPLITTING = re.compile(
 """Source code that takes a key apart, instead of asking its slot."""
 
 
+@pytest.mark.parametrize("slot", [WEIGHT, slots.gradient(WEIGHT), MOMENT])
+def test_a_slot_knows_the_key_of_the_same_tensor_of_another_weight(slot: Slot) -> None:
+    other = slots.param("fc.bias", (3,), torch.float16)
+
+    assert slot.key_of("fc.bias") == slot.of(other).key
+
+
+def test_the_key_of_a_number_is_the_same_for_all_weights() -> None:
+    assert slots.STEP.key_of("fc.bias") == slots.STEP.key
+
+
 def test_no_code_parses_keys() -> None:
     paths = [path for room in ROOMS for path in (PACKAGE / room).rglob("*.py")]
     lines = [(path.name, line) for path in paths for line in path.read_text().splitlines()]

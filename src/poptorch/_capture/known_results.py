@@ -8,12 +8,13 @@ are the same. Creating such a result takes a fraction of the time in which torch
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from .._base import private
+from .._ir.operators import computes_elements
 
 _HOST = torch.device("cpu")
 _NUMBERS = {
@@ -23,6 +24,10 @@ _NUMBERS = {
 
 class Unlike(Exception):  # noqa: N818 (torch has to compute the results of the call)
     """The arguments of a call have properties that are not compared."""
+
+
+# shape, strides and offset of a tensor, and the bytes of its memory
+MemoryLayout = tuple[tuple[int, ...], tuple[int, ...], int, int]
 
 
 @dataclass(frozen=True)
@@ -42,6 +47,18 @@ class CallResults:
     several: type | None  # type of the container of the results; None for a tensor
     viewed: int | None  # the tensor among the arguments whose memory the results have
     written: bool = False  # whether the result is the first argument, which was written
+
+    def with_layout(self, layout: MemoryLayout) -> CallResults:
+        shape, stride, *_ = layout
+        kinds = (each and replace(each, shape=shape, stride=stride) for each in self.results)
+        return self if self.written else replace(self, results=tuple(kinds))
+
+    def has_layout(self, layout: MemoryLayout) -> bool:
+        """Return whether each result has new memory, with this layout, or is the argument that was
+        written.
+        """
+        kinds = {each and (each.shape, each.stride) for each in self.results}
+        return self.written or (self.viewed is None and kinds == {layout[:2]})
 
 
 class KnownResults:
@@ -82,8 +99,8 @@ class KnownResults:
             sized = type(memory) is int and not value._has_symbolic_sizes_strides
             if not (plain and sized) or value.is_conj() or value.is_neg() or value.is_inference():
                 raise Unlike
-            like += value.shape, value.stride(), value.storage_offset(), value.dtype
-            like += value.requires_grad, memory
+            layout = tuple(value.shape), value.stride(), value.storage_offset(), memory
+            like += layout, value.dtype, value.requires_grad
             tensors.append(value)
         elif kind in _NUMBERS:
             like += kind, value
@@ -197,13 +214,35 @@ class RepeatedCalls:
             key, tensors = self._results.described(func, args, kwargs)
         except Unlike:
             return func(*args, **kwargs)
+        layout = _common_layout(key) if computes_elements(func) else None
+        if layout is not None:
+            key = tuple([each for each in key if each != layout])
         known = self._known.get(key)
         if known is not None:
+            known = known if layout is None else known.with_layout(layout)
             made = self._results.created(known, tensors)
             return made[0] if known.several is None else known.several(made)
         result = func(*args, **kwargs)
-        self._known[key] = self._results.outcome(func, tensors, result, None)
+        known = self._results.outcome(func, tensors, result, None)
+        if layout is None or (known is not None and known.has_layout(layout)):
+            self._known[key] = known
         return result
+
+
+def _common_layout(key: tuple[Any, ...]) -> MemoryLayout | None:
+    """Return the layout that all tensors of a call have, except for those without dimensions, if
+    they are contiguous. The result of an element-wise operator then has it as well.
+    """
+    layouts = {each for each in key if type(each) is tuple and each[0]}
+    if len(layouts) != 1:
+        return None
+    layout: MemoryLayout = layouts.pop()
+    size = 1
+    for extent, stride in zip(*map(reversed, layout[:2]), strict=True):
+        if stride != size or extent == 0:
+            return None
+        size *= extent
+    return layout
 
 
 def _kind(result: torch.Tensor | None, note: Any) -> Result | None:
