@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from helpers.compiled_graphs import Tensors, check, graph
 from poptorch._cpu.half_roundings import rounds_to_half
@@ -54,3 +55,45 @@ def test_a_difference_of_independent_values_needs_no_rounding() -> None:
 
     module, _ = graph(rotated, [torch.randn(6).bfloat16() for _ in range(3)])
     assert not rounds_to_half(module.graph)
+
+
+def test_a_product_of_a_product_in_half_precision_needs_no_rounding() -> None:
+    def products(x: torch.Tensor, v: torch.Tensor, w: torch.Tensor) -> tuple[Tensors, Tensors]:
+        return [(x @ v).t() @ w], []
+
+    module, _ = graph(products, [torch.randn(4, 4).half() for _ in range(3)])
+    assert not rounds_to_half(module.graph)
+
+
+def test_a_product_of_attention_in_half_precision_needs_no_rounding() -> None:
+    def projected(x: torch.Tensor, w: torch.Tensor) -> tuple[Tensors, Tensors]:
+        seen = F.scaled_dot_product_attention(x, x, x)
+        return [seen.transpose(1, 2).reshape(-1, 8) @ w], []
+
+    module, _ = graph(projected, [torch.randn(2, 2, 4, 4).half(), torch.randn(8, 8).half()])
+    assert not rounds_to_half(module.graph)
+
+
+def test_a_float32_product_of_a_rounded_value_needs_the_rounding() -> None:
+    def product(x: torch.Tensor, w: torch.Tensor) -> tuple[Tensors, Tensors]:
+        return [x.half().float() @ w], []
+
+    module, _ = graph(product, [torch.randn(4, 4), torch.randn(4, 4)])
+    assert rounds_to_half(module.graph)
+
+
+def test_a_product_in_half_precision_is_rounded_before_it_is_used_in_float32() -> None:
+    def loss(x: torch.Tensor, w: torch.Tensor) -> tuple[Tensors, Tensors]:
+        return [(x @ w).float().exp()], []
+
+    module, _ = graph(loss, [torch.randn(4, 4).half(), torch.randn(4, 4).half()])
+    assert rounds_to_half(module.graph)
+
+
+def test_a_float32_product_that_is_also_read_without_rounding_is_rounded() -> None:
+    def removed(x: torch.Tensor, w: torch.Tensor) -> tuple[Tensors, Tensors]:
+        product = x.float() @ w.float()
+        return [product.half().float() @ w.float(), product], []
+
+    module, _ = graph(removed, [torch.randn(4, 4).half(), torch.randn(4, 4).half()])
+    assert rounds_to_half(module.graph)

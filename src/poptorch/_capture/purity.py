@@ -18,7 +18,7 @@ from .._base.thread_safety import holding
 from .._ir.block_labels import line_of, note_on
 from .._ir.compiler_pass import is_left_out
 from .._ir.graph import copied, lazily, remove_dead_nodes
-from .._ir.operators import Operator, acts, may_view, writes
+from .._ir.operators import IN_SINGLE, Operator, acts, may_view, writes
 from .._ir.symbolic import computes_size, has_symbols
 from .._ir.tensors import Tensors
 from .._ops import pure_forms
@@ -171,29 +171,14 @@ def _clean(graph: fx.Graph) -> None:
     graph.lint()
 
 
-# Products and convolutions of half tensors are computed in single precision and rounded once. On
-# processors without half arithmetic, torch's half kernels are 5 to 80 times slower than those for
-# float32. The conversions take almost no time, and the sums are as precise.
-
 Round = Callable[[torch.Tensor], torch.Tensor]
 OperatorRules = Mapping[Any, Callable[..., Any]]
-# For each operator, the results that have a half type if the operands do; None for all results.
-_IN_SINGLE: dict[Any, tuple[int, ...] | None] = {
-    aten.mm.default: None, aten.addmm.default: None, aten.bmm.default: None,
-    aten.baddbmm.default: None, aten.addbmm.default: None, aten.mv.default: None,
-    aten.addmv.default: None, aten.dot.default: None, aten.convolution.default: None,
-    aten.convolution_backward.default: None, aten._cdist_forward.default: None,
-    aten._scaled_dot_product_flash_attention_for_cpu.default: (0,),
-    aten._scaled_dot_product_flash_attention_for_cpu_backward.default: None,
-    # The half kernels of these sum in half precision.
-    aten.logsumexp.default: None, aten.prod.default: None, aten.prod.dim_int: None,
-}  # fmt: skip
 
 
 def _half_rules(stochastic: bool) -> OperatorRules:
     """Return by operator how to compute it instead; ``NotImplemented`` means no change."""
     narrow: Round = _at_random if stochastic else torch.Tensor.half
-    table = {operator: _in_single(operator, half, narrow) for operator, half in _IN_SINGLE.items()}
+    table = {operator: _in_single(operator, half, narrow) for operator, half in IN_SINGLE.items()}
     if stochastic:
         table |= {
             aten._to_copy.default: _cast,

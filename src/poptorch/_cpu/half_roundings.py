@@ -4,14 +4,18 @@ By default, torch's compiler leaves out a rounding if one kernel computes the va
 it. A difference to the rounded value, as in compensated summation, is then zero. Such differences
 are found if a program converts a value to half precision and back, or if it computes in half
 precision. Other results only differ by about as much as the rounding of half precision itself.
+These include float16 products of float16 products, which programs compute in float32: nothing else
+reads the value before its rounding.
 """
 
 from __future__ import annotations
 
+import operator
+
 import torch
 from torch import fx
 
-from .._ir.operators import RESHAPES, is_pointwise, reachable
+from .._ir.operators import IN_SINGLE, RESHAPES, is_pointwise, reachable
 
 aten = torch.ops.aten
 
@@ -32,8 +36,10 @@ def rounds_to_half(graph: fx.Graph) -> bool:
 
 
 def _converts_back(graph: fx.Graph) -> bool:
-    """Return whether a conversion from float32 to half precision is followed by its reverse."""
-    rounded: set[fx.Node] = set()
+    """Return whether a conversion from float32 to half precision is followed by its reverse, other
+    than between two products.
+    """
+    rounded: dict[fx.Node, fx.Node] = {}  # and the values before they were rounded
     for node in graph.nodes:
         if not node.all_input_nodes or not isinstance(node.meta.get("val"), torch.Tensor):
             continue
@@ -41,12 +47,33 @@ def _converts_back(graph: fx.Graph) -> bool:
         if node.target is aten._to_copy.default:
             before, after = source.meta["val"].dtype, node.meta["val"].dtype
             if before == torch.float32 and after in _HALVES:
-                rounded.add(node)
+                rounded[node] = source
             elif after == torch.float32 and source in rounded:
-                return True
+                between_products = _is_product_of_halves(rounded[source]) and _is_factor(node)
+                if not between_products:
+                    return True
         elif node.target in _MOVES and source in rounded:
-            rounded.add(node)
+            rounded[node] = rounded[source]
     return False
+
+
+def _is_product_of_halves(result: fx.Node) -> bool:
+    """Return whether a result in float32 is that of a float16 product, and only read to be
+    rounded.
+    """
+    product = result.all_input_nodes[0] if result.target is operator.getitem else result
+    widened = any(map(_is_widened, product.all_input_nodes))
+    return product.target in IN_SINGLE and widened and len(result.users) == 1
+
+
+def _is_widened(node: fx.Node) -> bool:
+    if node.target is not aten._to_copy.default:
+        return False
+    return bool(node.all_input_nodes[0].meta["val"].dtype == torch.float16)
+
+
+def _is_factor(node: fx.Node) -> bool:
+    return all(user.target in IN_SINGLE for user in node.users)
 
 
 def _is_remainder(node: fx.Node) -> bool:
