@@ -160,9 +160,10 @@ def _is_within(frame: FrameType | None, outer: FrameType | None) -> bool:
 
 def _read_handlers() -> None:
     global _handlers, _theirs
-    _handlers = list(map(_signal.getsignal, _NUMBERS))
-    present = zip(_NUMBERS, _handlers, strict=True)
+    handlers = list(map(_signal.getsignal, _NUMBERS))
+    present = zip(_NUMBERS, handlers, strict=True)
     _theirs = {number: handler for number, handler in present if callable(handler)}
+    _handlers = handlers  # last, because a handler may raise an exception anywhere here
 
 
 def _restore_handlers(handlers: dict[int, Handler]) -> None:

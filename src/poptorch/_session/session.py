@@ -410,10 +410,12 @@ class Session:
         before: tuple[float, float, float],
     ) -> Any:
         """Return the result of ``forward``; ``before``: when the call began, ran and was ready."""
-        returned = now.outputs.build(results[: now.outputs.count])
-        moments = (*before, time.perf_counter())
+        outputs, (started, taken, ready) = now.outputs, before
+        returned = outputs.build(results[: outputs.count])
+        ended = time.perf_counter()
+        moments = started, taken, ready, ended
         self.last = moments, now.anchors(results) if now.has_anchors else {}
-        self.took.append(moments[-1] - moments[0])
+        self.took.append(ended - started)
         if now.is_reported:
             self.reports.called(now, moments)
         return returned

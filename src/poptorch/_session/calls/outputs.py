@@ -26,6 +26,7 @@ _INT32 = torch.iinfo(torch.int32)
 # Set on each result instead of in a subclass, because the type of a result must be torch.Tensor,
 # also in pickles.
 _EXPLAINING = {"backward": _refuse_backward, "__getstate__": lambda: None}
+_explaining = _EXPLAINING.copy  # results are new tensors, and have no other attributes
 
 
 # Times of a call: when it began, when the batch was taken, when all results were ready, and when
@@ -63,7 +64,7 @@ class Outputs:
             for at in self._wide:
                 results[at] = self._narrowed(at, results[at])
         for result in results:
-            result.__dict__.update(_EXPLAINING)
+            result.__dict__ = _explaining()
         if self.hosts:
             results = list(results)
             for place, tensor in self.hosts.items():
