@@ -23,7 +23,7 @@ from .._ir.conditions import Conditions
 from .._ir.graph import Graph, graph_module, remove_dead_nodes
 from .._ir.operators import storage_root, written_by
 from .._ir.slots import Kind, Slot, narrowed
-from .._ir.symbolic import NotSymbolic, Symbols, settled, sizes_of
+from .._ir.symbolic import LONGEST_CONDITIONS, NotSymbolic, Symbols, settled, sizes_of
 from .._ops import annotate
 from .._ops.context import Replicas
 from . import recorded_hints, trace
@@ -373,7 +373,7 @@ def _symbols(request: Request) -> Symbols | None:
     """Return symbols for the sizes that the request leaves open, if it does."""
     sizes = sizes_of(request.batch, (slot.shape for slot in request.batch))
     assert sizes is not None
-    return Symbols(sizes) if sizes else None
+    return Symbols(sizes, longest=LONGEST_CONDITIONS) if sizes else None
 
 
 def _without_values(request: Request) -> list[torch.Tensor]:

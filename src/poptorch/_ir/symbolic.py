@@ -81,6 +81,9 @@ _READING = {aten.sym_size.int, aten.sym_stride.int, aten.sym_numel.default}
 # the cache to which it belongs.
 Ties = Mapping[str, tuple[str, int]]
 _UNKNOWN_PLACE = "forward, or an operator,"  # if a program was not recorded with symbols
+# Windows over one side of an image need 1800 terms, and windows over two sides more than 7000. Each
+# term of these costs milliseconds, because many sizes are tried in each condition.
+LONGEST_CONDITIONS = 4000
 _TRIALS = 8  # example sizes for which shapes are derived
 _MOST_TIED = 4  # symbols
 
@@ -180,8 +183,20 @@ def example_sizes(inputs: Sequence[Slot]) -> Sizes:
 class Symbols:
     """Tensors without values whose sizes are symbols of one ``ShapeEnv``."""
 
-    def __init__(self, sizes: Sizes, ties: Ties = MappingProxyType({})) -> None:
-        self._env = _environment_class()()
+    def __init__(
+        self,
+        sizes: Sizes,
+        ties: Ties = MappingProxyType({}),
+        longest: float = math.inf,
+    ) -> None:
+        """
+        Args:
+            sizes: examples of the sizes, by name of the symbol.
+            ties: symbols that follow others.
+            longest: how many terms all assumptions about sizes may have together. If they have
+                more, the operator that makes the next one raises ``NotSymbolic``.
+        """
+        self._env = _environment_class()(longest)
         self.mode = _mode_class()(
             allow_non_fake_inputs=True, shape_env=self._env, static_shapes=True
         )
@@ -334,8 +349,9 @@ def _environment_class() -> Any:
     class Environment(private.ShapeEnv):  # type: ignore[misc]
         """Knows which code assumed what about sizes."""
 
-        def __init__(self) -> None:
+        def __init__(self, longest: float = math.inf) -> None:
             super().__init__(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
+            self._terms, self._longest = 0, longest
             self.running: list[Any] = []  # operators, the outermost first
             self._places: dict[Any, str] = {}  # by assumption
             self._depth = source.stack_depth()
@@ -345,6 +361,12 @@ def _environment_class() -> Any:
             result = super().evaluate_expr(*args, **kwargs)
             for guard in self.guards[known:]:
                 self._places[guard.expr] = self._place()
+                self._terms += _terms(guard.expr)
+            if self._terms > self._longest:
+                raise NotSymbolic(
+                    f"its conditions on sizes are too long to be examined: there are "
+                    f"{len(self.guards)} with {self._terms} terms, up to {self._place()}"
+                )
             return result
 
         def _place(self) -> str:
@@ -357,6 +379,11 @@ def _environment_class() -> Any:
             return next((place for each, place in self._places.items() if assumes(each)), "")
 
     return Environment
+
+
+def _terms(expression: Any) -> int:
+    """Return how many operations, symbols and numbers an expression contains."""
+    return 1 + sum(map(_terms, expression.args))
 
 
 @functools.cache

@@ -667,6 +667,39 @@ def test_where_sizes_cannot_be_symbolic_the_plan_says_why(reason: str) -> None:
     assert len(executor._session.programs.all) == 3
 
 
+def in_windows(model: Any, x: torch.Tensor) -> torch.Tensor:
+    """Shift an image, divide both of its sides into windows of 4, and attend within each."""
+    rows, height, width, channels = x.shape
+    below, right = -height % 4, -width % 4
+    x = nn.functional.pad(x, (0, 0, 0, right, 0, below)).roll((-2, -2), (1, 2))
+    x = x.view(rows, (height + below) // 4, 4, (width + right) // 4, 4, channels)
+    x = x.transpose(2, 3).reshape(-1, 16, channels)
+    x = (model.linear(x) @ x.transpose(1, 2)).softmax(-1) @ x
+    x = x.view(rows, (height + below) // 4, (width + right) // 4, 4, 4, channels).transpose(2, 3)
+    x = x.reshape(rows, height + below, width + right, channels).roll((2, 2), (1, 2))
+    return x[:, :height, :width].contiguous()
+
+
+@pytest.mark.larger("test_conditions_with_too_many_terms_are_not_examined")
+@pytest.mark.filterwarnings("ignore")
+def test_windows_over_two_sides_have_a_program_for_each_size() -> None:
+    executor = equal_to_eager(of(in_windows), (2, 5, 12, 8), (2, 9, 16, 8), (2, 12, 19, 8))
+
+    assert "too long to be examined" in str(executor.plan())
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_conditions_with_too_many_terms_are_not_examined(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("poptorch._capture.micro_batch.LONGEST_CONDITIONS", 20)
+    model = of(lambda m, x: m.linear(x.view(2, x.shape[1] // 2, 2, 8)))
+
+    executor = equal_to_eager(model, (2, 4, 8), (2, 8, 8), (2, 12, 8))
+
+    plan = str(executor.plan())
+    assert "too long to be examined" in plan
+    assert "test_varying_sizes.py" in plan
+
+
 def test_python_code_that_asks_for_the_exact_type_of_a_size_has_a_program_for_each_size() -> None:
     executor = equal_to_eager(of(KEEPING["another type"]), (2, 5, 8), (2, 9, 8), (2, 4, 8))
 
