@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from helpers.wrapping import Having, normal, trains_alike
+import poptorch
+from helpers.wrapping import Having, normal, options, trains_alike
 
 Function = Callable[[torch.Tensor], torch.Tensor]
 
@@ -40,3 +41,16 @@ def test_forward_goes_on_after_an_error_that_it_catches(function: Function) -> N
         return nn.functional.mse_loss(y, torch.ones_like(y))
 
     trains_alike(Having(loss, linear=nn.Linear(3, 4)), normal(4, 3), accumulation=2)
+
+
+def test_an_error_that_only_a_run_raises_names_the_operator_and_the_line() -> None:
+    def compared(model: Having, x: torch.Tensor) -> torch.Tensor:
+        try:
+            return x.to(torch.complex64) > 1
+        except RuntimeError:
+            return x > 1
+
+    with pytest.raises(poptorch.Error, match=r"aten\.gt\.Scalar") as raised:
+        poptorch.inferenceModel(Having(compared), options())(normal(2, 3))
+
+    assert "return x.to(torch.complex64) > 1" in str(raised.value)

@@ -11,7 +11,7 @@ import torch
 from torch import fx, nn
 
 from .._base import log, source
-from .._base.errors import described
+from .._base.errors import Error, described
 from .._capture import Micro, ModuleAttribute, PythonState, Request
 from .._ir import slots
 from .._ir.block_labels import label_of, line_of
@@ -228,7 +228,13 @@ class Check:
         self.attributes, self.written = eager.attributes, eager.written
         drawn = draws(self.micro.graph, eager.drawn, self.micro.drawn)
         values = self.inputs()
-        found = replay(self.micro.graph, values, drawn)
+        try:
+            found = replay(self.micro.graph, values, drawn)
+        except RuntimeError as error:
+            if isinstance(error, Error):
+                raise
+            # The run names the operator and the user's line.
+            raise Skipped(f"an operator of the program failed: {error}") from error
         first = self._compared(eager, found, values, None)
         if not first:
             return []
