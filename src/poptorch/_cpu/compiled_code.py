@@ -114,4 +114,4 @@ def _loaded(library: bytes) -> Compiled:
 def _calling(entry: Callable[[Any], Any]) -> Compiled:
     to_handles = private.unsafe_alloc_void_ptrs_from_tensors
     from_handles = private.alloc_tensors_by_stealing_from_void_ptrs
-    return lambda tensors: from_handles(entry(to_handles(list(tensors))))
+    return lambda tensors: from_handles(entry(to_handles(tensors)))
