@@ -251,6 +251,29 @@ def test_a_rule_whose_result_has_another_shape_is_not_used(monkeypatch: pytest.M
         _lanes.side_by_side(micro.graph, Lanes(2))
 
 
+def test_an_lstm_trains_in_lanes_with_one_workspace() -> None:
+    """Its size depends on the number of lanes."""
+
+    def loss(model: Having, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.mse_loss(model.rnn(x[:, None])[0], torch.ones(3, 1, 4))
+
+    lstm = nn.LSTM(3, 4, batch_first=True)
+    micro = captured(Having(loss, rnn=lstm), normal(3 * STEPS, 3))
+
+    assert same_in_lanes(micro)
+
+
+def test_a_frozen_batch_norm_trains_in_lanes_without_statistics() -> None:
+    def loss(model: Having, x: torch.Tensor) -> torch.Tensor:
+        model.norm.eval()
+        return nn.functional.mse_loss(model.norm(model.linear(x)), torch.ones(3, 4))
+
+    layers = {"linear": nn.Linear(3, 4), "norm": nn.BatchNorm1d(4)}
+    micro = captured(Having(loss, **layers), normal(3 * STEPS, 3))
+
+    assert same_in_lanes(micro)
+
+
 def test_attempts_to_batch_an_operator_leave_no_lines_in_torchs_log(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -154,15 +154,24 @@ def batched(call: BatchedCall) -> Any:
     if result is NotImplemented and is_pointwise(call.node):
         result = _pointwise(call)
     result = vectorised(call) if result is NotImplemented else result
-    _check_kinds(call.node.meta.get("val"), result)
+    _check_kinds(call.node.meta.get("val"), result, _WITHOUT_LANES.get(target, ()))
     return result
 
 
-def _check_kinds(one: Any, several: Any) -> None:
-    """Raise ``NotVectorisable`` if results in lanes would have other types or shapes."""
+# Results that all lanes have in common, by index: a workspace, and statistics without elements.
+_WITHOUT_LANES: dict[Any, tuple[int, ...]] = {
+    lstm_layer: (3,),
+    aten._native_batch_norm_legit_no_training.default: (1, 2),
+}
+
+
+def _check_kinds(one: Any, several: Any, common: Sequence[int]) -> None:
+    """Raise ``NotVectorisable`` if results in lanes would have other types or shapes, except those
+    that lanes have in common.
+    """
     pairs = zip(one, several, strict=True) if isinstance(one, list | tuple) else [(one, several)]
-    for value, lanes in pairs:
-        if not isinstance(lanes, torch.Tensor):
+    for at, (value, lanes) in enumerate(pairs):
+        if not isinstance(lanes, torch.Tensor) or at in common:
             continue
         if lanes.dtype is not value.dtype:
             raise NotVectorisable(
@@ -339,7 +348,7 @@ def _batch_norm_without_statistics(call: BatchedCall) -> Any:
 
 def _batch_norm_with_running(call: BatchedCall) -> Any:
     if call.shared(1, 2, 3, 4):
-        return RowsRule((0,), whole=(1, 2))(call)
+        return RowsRule((0,), whole=_WITHOUT_LANES[call.node.target])(call)
     own = (_repeated(call, at) for at in range(1, 5))
     return _in_channels(call, call.run(call.rows(0, 1), *own))
 
@@ -401,7 +410,7 @@ RULES: dict[Any, LaneRule] = {
     aten._scaled_dot_product_flash_attention_for_cpu.default: _attention(3),
     aten._scaled_dot_product_flash_attention_for_cpu_backward.default: _attention(6),
     exchanges.exchange: lambda call: exchanges.over_lanes(call.lanes(0), *call.args[1:]),
-    lstm_layer: RowsRule((0, 5, 6), (1, 2, 3, 4), (3,), dim=1),
+    lstm_layer: RowsRule((0, 5, 6), (1, 2, 3, 4), _WITHOUT_LANES[lstm_layer], dim=1),
     lstm_layer_backward: _separate_lstm_weights,
 }  # fmt: skip
 # Gradients of weights are sums over rows, and therefore over lanes.
