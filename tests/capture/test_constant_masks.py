@@ -123,3 +123,15 @@ def test_a_mask_that_selects_values_for_a_number_follows_changes_on_the_host() -
     wrapped.copyWeightsToDevice()
 
     assert torch.equal(wrapped(normal(4, 3)), model(normal(4, 3)))
+
+
+def test_an_explanation_does_not_list_a_constant_mask() -> None:
+    def both(model: Having, y: torch.Tensor) -> torch.Tensor:
+        y = y[:, model.mask]
+        return y[:, : int(y.sum())]
+
+    wrapped = poptorch.inferenceModel(masking(both), options())
+
+    (finding,) = wrapped.explain(normal(4, 3)).fatal
+
+    assert "int()" in finding.what

@@ -83,7 +83,7 @@ def explain(request: Request) -> Explanation:
 
 
 def _explained(request: Request) -> Explanation:
-    reads = ValueReads(real=True, collect=True)
+    reads = ValueReads(real=True, state=micro_batch.constant_state(request), collect=True)
     codes: dict[CodeType, None] = {}
     lines: set[tuple[str, int]] = set()
 

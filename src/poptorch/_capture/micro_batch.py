@@ -333,7 +333,7 @@ def _captured(
     symbols = _symbols(request)
     inputs = _without_values(request) if symbols is None else [*map(symbols.tensor, request.inputs)]
     try:
-        reads = ValueReads(state=_constant_state(request))
+        reads = ValueReads(state=constant_state(request))
         draws = Draws(users, earlier)
         plain = contextlib.nullcontext()
         with plain if symbols is None else as_numbers(request.module, converting):
@@ -344,7 +344,7 @@ def _captured(
         if symbols is not None:
             raise NotSymbolic("forward branches on the values of tensors") from None
     kept.restore()
-    reads = ValueReads(real=True, state=_constant_state(request))
+    reads = ValueReads(real=True, state=constant_state(request))
     with torch.random.fork_rng(devices=[]):
         draws = Draws(users, earlier)
         micro = _capture(request, real_inputs(request), reads, draws, kept.outside)
@@ -381,7 +381,7 @@ def _without_values(request: Request) -> list[torch.Tensor]:
     return trace.fake_tensors(mode, ((slot.shape, slot.dtype) for slot in request.inputs))
 
 
-def _constant_state(request: Request) -> dict[int, torch.Tensor]:
+def constant_state(request: Request) -> dict[int, torch.Tensor]:
     """Return the state that only the user changes, as far as is known."""
     held = ((at, slot, request.tensors[slot.path].tensor) for at, slot in enumerate(request.state))
     return {
