@@ -222,10 +222,21 @@ _VIEWS = {aten.view.default, aten._unsafe_view.default}
 
 
 def memory_order(value: torch.Tensor) -> tuple[int, ...] | None:
-    """Return the dimensions from outermost to innermost; None if elements overlap or have gaps."""
-    strides = value.stride()
-    order = tuple(sorted(range(value.dim()), key=lambda d: (-strides[d], d)))
-    return order if value.permute(order).is_contiguous() else None
+    """Return the dimensions from outermost to innermost; None if elements overlap or have gaps.
+
+    Asking a permuted value whether it is contiguous would trace two operators, which takes 4 % of
+    the time to lower a perceptron.
+    """
+    sizes, strides = value.shape, value.stride()
+    order = sorted(range(value.dim()), key=lambda d: (-strides[d], d))
+    if 0 in sizes:
+        return tuple(order)
+    dense = 1
+    for d in reversed(order):
+        if sizes[d] != 1 and strides[d] != dense:
+            return None
+        dense *= sizes[d]
+    return tuple(order)
 
 
 class OrderedReplay(fx.Interpreter):
