@@ -3,6 +3,7 @@
 import itertools
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -166,15 +167,46 @@ def test_the_first_runs_of_a_product_are_not_timed(monkeypatch: pytest.MonkeyPat
     """They wait for new memory, which the results of one library are in, and not of the others."""
     moments, runs = [0.0], list[float]()
 
-    def run() -> None:
+    def run() -> list[None]:
         runs.append(0.02 if len(runs) < 3 else 0.001)
         moments.append(moments[-1] + runs[-1])
+        return [None]
 
     monkeypatch.setattr(time, "perf_counter", lambda: moments[-1])
 
-    times = product_libraries._alternating_times({ONEDNN: run}, lambda: moments[-1])
+    times = product_libraries._alternating_times({BLAS: run}, BLAS, lambda: moments[-1])
 
-    assert times[ONEDNN] == pytest.approx(0.001)
+    assert times[BLAS] == pytest.approx(0.001)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "rounds"),
+    [
+        pytest.param(0.012, 2, id="clearly slower"),
+        pytest.param(0.0105, 3, id="about as fast"),
+        pytest.param(0.005, 4, id="faster"),
+    ],
+)
+def test_a_library_that_is_clearly_slower_is_measured_in_fewer_rounds(
+    seconds: float, rounds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moment, runs = 0.0, Counter[str]()
+
+    def taking(library: str, spent: float) -> Callable[[], list[None]]:
+        def run() -> list[None]:
+            nonlocal moment
+            moment += spent
+            runs[library] += 1
+            return [None] * product_libraries.WARM_UP
+
+        return run
+
+    libraries = {BLAS: taking(BLAS, 0.01), ONEDNN: taking(ONEDNN, seconds)}
+    monkeypatch.setattr(time, "perf_counter", lambda: moment)
+
+    product_libraries._alternating_times(libraries, BLAS, lambda: moment)
+
+    assert runs[ONEDNN] == 1 + rounds
 
 
 TAKEN = pytest.mark.parametrize(
@@ -260,9 +292,9 @@ def test_several_threads_are_measured_only_if_each_has_a_core(
 ) -> None:
     in_turn, clocks = product_libraries._alternating_times, []
 
-    def watched(runs: Any, clock: Any) -> dict[str, float]:
+    def watched(runs: Any, usual: str, clock: Any) -> dict[str, float]:
         clocks.append(clock.__name__)
-        return in_turn(runs, clock)
+        return in_turn(runs, usual, clock)
 
     monkeypatch.setattr(product_libraries, "is_crowded", lambda: False)
     monkeypatch.setattr(product_libraries, "_cores", lambda runs: cores)

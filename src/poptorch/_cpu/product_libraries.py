@@ -21,7 +21,7 @@ import functools
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -40,7 +40,7 @@ from .toolchain import instructions, processor
 aten = torch.ops.aten
 
 Matrix = tuple[tuple[int, ...], tuple[int, ...]]  # sizes and strides
-Trial = Callable[[], object]
+Trial = Callable[[], Sequence[object]]  # one product for each weight
 _HAS_MKL: bool = torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
 BLAS, ONEDNN = "MKL" if _HAS_MKL else "BLAS", "oneDNN"
 TURNED, LOOPS = f"{BLAS} with weights row by row", "loops"
@@ -56,7 +56,7 @@ LARGE_PRODUCT, LARGE_WEIGHT, _HUGE = 1 << 24, 1 << 18, 1 << 30
 SECONDS, OF_ONE = 0.5, 0.05
 ROUNDS = 2, 12  # minimum and maximum number of alternating runs
 WARM_UP = 3
-"""The number of runs before them, if they are short. Results of oneDNN are new tensors. Until they
+"""The number of products before them, if they are short. Results of oneDNN are new tensors. Until they
 are in memory that was freed, a run of [512, 256] x [256, 1024] takes 3.6 instead of 2.7 ms, and 3.0
 with MKL.
 """
@@ -64,6 +64,9 @@ _PATIENCE = 30.0  # how many seconds to wait for another process that measures
 # A library is chosen that twice takes less than this share of the usual one's time. With prepared
 # weights, a small gain justifies oneDNN, whose call includes what follows.
 _BETTER, _BETTER_PREPARED = 0.9, 0.97
+# If no library takes less than this share of the usual one's time, the usual one is chosen after
+# ``_ENOUGH`` seconds, because more rounds would hardly change that.
+_WORSE, _ENOUGH = 1.1, 0.01
 # bytes of weights; when weights of this size are read again, they are no longer in a core's caches
 _UNCACHED = 16 << 20
 _ALONE = 0.9  # each thread has a core for this share of the time if no other process needs it
@@ -286,10 +289,11 @@ def times_of(shape: Shape) -> dict[str, float]:
     """
     keep_freed_memory()  # as when compiled code runs
     runs, threads = alone(_runs, shape), torch.get_num_threads()
+    usual = _usual(shape)
     with torch.no_grad():
         if threads > 1 and not is_crowded() and _cores(runs) >= _ALONE * threads:
-            return _alternating_times(runs, time.perf_counter)
-        return alone(_alternating_times, runs, time.thread_time)
+            return _alternating_times(runs, usual, time.perf_counter)
+        return alone(_alternating_times, runs, usual, time.thread_time)
 
 
 def _runs(shape: Shape) -> Mapping[str, Trial]:
@@ -335,21 +339,36 @@ def _cores(runs: Mapping[str, Trial]) -> float:
     return max(cores)
 
 
-def _alternating_times(runs: Mapping[str, Trial], clock: Callable[[], float]) -> dict[str, float]:
-    begin = time.perf_counter()
-    for run in [*runs.values()] * WARM_UP:
-        if time.perf_counter() - begin <= OF_ONE:
-            run()
+def _alternating_times(
+    runs: Mapping[str, Trial], usual: str, clock: Callable[[], float]
+) -> dict[str, float]:
+    _warm_up(runs)
     times = dict.fromkeys(runs, float("inf"))
     begin, (fewest, most) = time.perf_counter(), ROUNDS
     for done in range(most):
-        if done >= fewest and time.perf_counter() - begin > OF_ONE:
+        spent = time.perf_counter() - begin
+        if done >= fewest and spent > (_ENOUGH if _is_best(usual, times) else OF_ONE):
             break
         for name, run in runs.items():
             start = clock()
             run()
             times[name] = min(times[name], clock() - start)
     return times
+
+
+def _is_best(usual: str, times: Mapping[str, float]) -> bool:
+    return all(times[name] > _WORSE * times[usual] for name in times.keys() - {usual})
+
+
+def _warm_up(runs: Mapping[str, Trial]) -> None:
+    """Let each library compute ``WARM_UP`` products, if they are short."""
+    begin, computed = time.perf_counter(), 0
+    while computed < WARM_UP:
+        for run in runs.values():
+            if time.perf_counter() - begin > OF_ONE:
+                return
+            results = run()
+        computed += len(results)
 
 
 # Rows and weights of models that people train on processors.
