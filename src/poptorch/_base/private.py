@@ -180,13 +180,14 @@ def _takes(replacement: Callable[..., Any], names: list[str]) -> bool:
 def replaced(owner: Any, name: str, replacement: Callable[..., Any]) -> Iterator[None]:
     """Replace a function or method. The new one gets the original as its first argument."""
     usual = getattr(owner, name)
+    is_static = isinstance(inspect.getattr_static(owner, name), staticmethod)
 
     @functools.wraps(usual)
     def function(*arguments: Any, **options: Any) -> Any:
         return replacement(usual, *arguments, **options)
 
-    setattr(owner, name, function)
+    setattr(owner, name, staticmethod(function) if is_static else function)
     try:
         yield
     finally:
-        setattr(owner, name, usual)
+        setattr(owner, name, staticmethod(usual) if is_static else usual)

@@ -24,6 +24,7 @@ from ..backends.prepare import without_writes
 from ..backends.protocol import Code, Compiled, Executable, Progress
 from .compiled_code import generator, load
 from .compiler import callable_from_cpp, compile_graph
+from .kernel_templates import parsed_when_used
 from .prepared import Preparing, copied_only, prepared
 from .product_kernels import choosing
 from .product_libraries import choices, described_choices
@@ -46,13 +47,14 @@ class Inductor:
     # For the cache of compiled graphs; see ``backends.Builder``.
 
     def warm(self) -> None:
-        private.demand(private.COMPILER)
+        with parsed_when_used():
+            private.demand(private.COMPILER)
 
     def build(self, graph: Graph) -> Code:
         """Compile one graph. Because the code is run, its folder must belong to this user alone."""
         with of_torchs_compiler(), _without_torchs_advice():
             with timing.part("import of the compiler"):
-                private.demand(private.COMPILER)
+                self.warm()
             graph = written_out(graph)
             with timing.part("lowering"), choosing(choices(graph)):
                 pure = without_writes(graph)
