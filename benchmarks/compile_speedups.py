@@ -13,6 +13,7 @@ Usage: python benchmarks/compile_speedups.py [PART OF A NAME ...] [--rounds N] [
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import re
 import statistics
@@ -112,7 +113,12 @@ REPLACEMENTS: dict[str, tuple[tuple[str, ...], Disable]] = {
     "one handler": (("cnn",), without_replacement("DtypePropagationOpsHandler")),
     "patterns": (("cnn",), replaced("compile_speedups", "patterns", lambda graph: {})),
     "simplify": (("cnn",), without_replacement("simplify_with_ranges")),
-    "torch's folders": (("mlp",), without_replacement("get_torch_related_args")),
+    "equal ranges": (("mlp", "cnn"), without_replacement("tighten")),
+    "templates": (("mlp",), replaced("backend", "parsed_when_used", contextlib.nullcontext)),
+    "torch's folders": (
+        ("mlp",),
+        without_replacement("get_torch_related_args", "get_cpp_torch_device_options"),
+    ),
     "layers that repeat": (("bert-4",), replaced("compiler", "_compile_repeats", lambda *_: None)),
     "common subexpressions": (("cnn",), without_subexpressions),
 }

@@ -299,6 +299,7 @@ torch._inductor.async_compile: AsyncCompile.cpp_pybinding get_compile_threads
 torch._inductor.codecache: CppPythonBindingsCodeCache LambdaFuture _worker_compile_cpp
 torch._inductor.codecache: CppWrapperCodeCache.load_pybinding_async
 torch._inductor.codegen.common: DtypePropagationOpsHandler
+torch._inductor.codegen.common: KernelTemplate._template_from_string
 torch._inductor.codegen.cpp: CppKernel.need_use_acc_helper CppScheduling.try_loop_split
 torch._inductor.codegen.cpp: stride_at_vec_range
 torch._inductor.codegen.cpp_wrapper_cpu: CppWrapperCpu._write_entry_point_signature
@@ -307,7 +308,7 @@ torch._inductor.config: _pre_fusion_custom_pass cpp.vec_isa_ok cpp_cache_precomp
 torch._inductor.config: cpp_wrapper cpp_wrapper_build_separate fallback_random fx_graph_cache
 torch._inductor.config: emulate_precision_casts layout_optimization post_grad_custom_post_pass
 torch._inductor.config: reorder_for_locality reorder_for_peak_memory size_asserts
-torch._inductor.cpp_builder: _get_torch_related_args
+torch._inductor.cpp_builder: _get_torch_related_args get_cpp_torch_device_options
 torch._inductor.cpu_vec_isa: VecISA.check_build
 torch._inductor.decomposition: select_decomp_table
 torch._inductor.exc: CppCompileError
@@ -335,6 +336,7 @@ torch.utils._sympy.functions: FloorDiv Max ModularIndexing
 torch.fx.passes.shape_prop: _extract_tensor_metadata
 torch.utils._sympy.interp: sympy_interp
 torch.utils._sympy.reference: PythonReferenceAnalysis
+torch.utils._sympy.value_ranges: ValueRanges.tighten
 torch.utils._python_dispatch: TorchDispatchMode _disable_current_modes
 torch.utils.checkpoint: _checkpoint_without_reentrant_generator
 """

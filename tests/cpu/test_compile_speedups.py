@@ -19,6 +19,7 @@ from torch._inductor.fx_passes import serialized_patterns
 from torch._inductor.sizevars import SizeVarAllocator, stride_at_vec_range
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._sympy.functions import FloorDiv, ModularIndexing
+from torch.utils._sympy.value_ranges import ValueRanges
 
 from helpers.patience import eventually
 from helpers.wrapping import Having, normal, options, training
@@ -80,6 +81,28 @@ def test_the_stride_of_another_index_is_the_one_that_torch_computes(index: sympy
 def test_torchs_headers_and_libraries_are_where_torch_says() -> None:
     ours = compile_speedups.replacements()["get_torch_related_args"](refuse, False, False)
     assert ours == cpp_builder._get_torch_related_args(False, False)
+
+
+def test_a_cpu_needs_the_headers_and_libraries_that_torch_says() -> None:
+    replacement = compile_speedups.replacements()["get_cpp_torch_device_options"]
+    ours = replacement(refuse, device_type="cpu", aot_mode=False, compile_only=False)
+    assert ours == cpp_builder.get_cpp_torch_device_options("cpu")
+
+
+def test_torch_is_asked_what_other_devices_need() -> None:
+    replacement = compile_speedups.replacements()["get_cpp_torch_device_options"]
+    assert replacement(lambda *asked: asked, "cuda") == ("cuda", False, False)
+
+
+@pytest.mark.parametrize("limits", [(0, 9), (-1.5, 2.5), (0, sympy.oo), (-sympy.oo, sympy.oo)])
+def test_the_values_in_two_equal_ranges_are_the_range(limits: tuple[Any, Any]) -> None:
+    ours = compile_speedups.tighten(refuse, ValueRanges(*limits), ValueRanges(*limits))
+    assert ours == ValueRanges(*limits).tighten(ValueRanges(*limits))
+
+
+def test_torch_computes_the_values_in_two_different_ranges() -> None:
+    ranges = ValueRanges(0, 9), ValueRanges(3, 12)
+    assert compile_speedups.tighten(ValueRanges.tighten, *ranges) == ValueRanges(3, 9)
 
 
 D2 = FloorDiv(D0, 12) * 12 + ModularIndexing(D0, 3, 4)

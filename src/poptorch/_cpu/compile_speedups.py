@@ -67,6 +67,7 @@ def replacements() -> Mapping[str, Callable[..., Any]]:
         "DtypePropagationOpsHandler": functools.cache(lambda usual: usual()),
         "simplify_with_ranges": simplify,
         "stride_at_vec_range": stride,
+        "tighten": tighten,
         "try_loop_split": split_if_equal,
         "write_entry_point_signature": _entry,
         "worker_compile_cpp": build,
@@ -136,6 +137,13 @@ def _entry(usual: Callable[..., None], self: Any) -> None:
     """Begin the wrapper's only long function, which needs little optimisation."""
     self.prefix.writeline('__attribute__((optimize("O1")))')
     usual(self)
+
+
+def tighten(usual: Callable[..., Any], self: Any, other: Any) -> Any:
+    """Return the values that are in two ranges. Nearly always the ranges are equal, and torch would
+    simplify their limits.
+    """
+    return self if self == other else usual(self, other)
 
 
 def split_if_equal(usual: Callable[..., Any], self: Any, nodes: Any) -> Any:
