@@ -56,9 +56,9 @@ LARGE_PRODUCT, LARGE_WEIGHT, _HUGE = 1 << 24, 1 << 18, 1 << 30
 SECONDS, OF_ONE = 0.5, 0.05
 ROUNDS = 2, 12  # minimum and maximum number of alternating runs
 WARM_UP = 3
-"""The number of products before them, if they are short. Results of oneDNN are new tensors. Until they
-are in memory that was freed, a run of [512, 256] x [256, 1024] takes 3.6 instead of 2.7 ms, and 3.0
-with MKL.
+"""The number of products before them, if they are short. Results of oneDNN are new tensors. Until
+they are in memory that was freed, a run of [512, 256] x [256, 1024] takes 3.6 instead of 2.7 ms,
+and 3.0 with MKL.
 """
 _PATIENCE = 30.0  # how many seconds to wait for another process that measures
 # A library is chosen that twice takes less than this share of the usual one's time. With prepared
