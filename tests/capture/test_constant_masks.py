@@ -73,17 +73,41 @@ def test_a_constant_mask_can_be_used_in_a_branch_on_data() -> None:
     trains_alike(masking(lambda m, y: y[:, m.mask] if y.sum() > -1e9 else y), normal(4, 3))
 
 
+CHANGES_ON_THE_HOST: dict[str, Callable[[nn.Module], object]] = {
+    "in place": lambda m: m.mask.fill_(True),
+    "through data": lambda m: m.mask.data.fill_(True),
+    "through NumPy": lambda m: m.mask.numpy().fill(True),
+    "another tensor": lambda m: setattr(m, "mask", torch.ones_like(m.mask)),
+    "registered again": lambda m: m.register_buffer("mask", torch.ones_like(m.mask)),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES_ON_THE_HOST.values(), ids=CHANGES_ON_THE_HOST)
 def test_a_change_of_a_constant_mask_on_the_host_causes_a_warning(
-    caplog: pytest.LogCaptureFixture,
+    change: Callable[[nn.Module], object], caplog: pytest.LogCaptureFixture
 ) -> None:
     model = masking(lambda m, y: y[:, m.mask])
     wrapped = poptorch.inferenceModel(model, options())
     wrapped(normal(4, 3))
-    model.mask[1] = True
+    change(model)
 
+    wrapped.copyWeightsToDevice()
     wrapped(normal(4, 3))
 
     assert any("the values of 'mask', which decide a shape" in text for text in caplog.messages)
+
+
+def test_a_value_that_is_not_a_number_and_decides_a_branch_has_not_changed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model = masking(lambda m, y: y * 2 if bool(m.frozen.isnan().any()) else y)
+    model.frozen.data[0] = torch.nan
+    wrapped = poptorch.inferenceModel(model, options())
+    wrapped(normal(4, 3))
+
+    wrapped(normal(4, 3))
+
+    assert "does not follow" not in caplog.text
 
 
 CHANGING: dict[str, Function] = {

@@ -39,17 +39,34 @@ def seed_checks(graphs: Iterable[Graph], chosen: int | None) -> list[ChangeCheck
 
 def decision_check(decided: Sequence[Decision], tensors: Mapping[str, ModelTensor]) -> ChangeCheck:
     """Return the check of buffers and frozen weights whose values decided branches or
-    shapes in forward."""
-    pairs = [(each, tensors[each.path]) for each in decided]
+    shapes in forward.
 
-    def versions() -> int:
-        return sum(tied.tensor._version for _, tied in pairs)
+    The values are compared, because torch does not count writes through ``.data`` or NumPy.
+    """
+    places = [tensors[each.path].places[0] for each in decided]
+
+    def now() -> list[torch.Tensor | None]:
+        return [dict.get(owner.__dict__[holder], name) for owner, holder, name in places]
+
+    def before(_: object) -> list[torch.Tensor]:
+        return [each.value for each in decided]
 
     def changes(_: object) -> Iterator[str]:
-        for decision, tied in pairs:
-            if not torch.equal(decision.value, tied.tensor):
+        for decision, tensor in zip(decided, now(), strict=True):
+            if tensor is None or not _are_equal(tensor, decision.value):
                 use = "which decide a shape" if decision.shapes else "on which forward branches"
                 yield f"the values of '{decision.path}', {use} at {decision.line}"
 
+    def compare(tensors: list[torch.Tensor], values: list[torch.Tensor]) -> bool:
+        return all(map(_are_equal, tensors, values))
+
     remedy = f"{DESTROY}; to decide when the program runs, use torch.where or poptorch.cond"
-    return ChangeCheck(versions, changes, remedy)
+    return ChangeCheck(now, changes, remedy, before, compare)
+
+
+def _are_equal(tensor: torch.Tensor, other: torch.Tensor) -> bool:
+    if tensor.dtype != other.dtype or tensor.shape != other.shape:
+        return False
+    if torch.equal(tensor, other):
+        return True
+    return torch.allclose(tensor, other, 0.0, 0.0, equal_nan=True)
