@@ -457,6 +457,54 @@ def test_an_attribute_that_is_not_a_number_and_stays_causes_no_warning(
     assert NOT_FOLLOWED not in caplog.text
 
 
+class Deciding(nn.Module):
+    """A model whose tensors are no buffers, and decide a branch and a shape."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flag = torch.tensor(True)
+        self.limits = [torch.tensor(2.0)]
+        self.mask = torch.tensor([True, False, True])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Select elements, and scale them twice."""
+        scaled = x * 2 if self.flag else x
+        return (scaled * 3 if self.limits[0] > 1 else scaled)[:, self.mask]
+
+
+DECIDING: dict[str, Callable[[Any], object]] = {
+    "flag was tensor(True) and is tensor(False)": lambda m: setattr(m, "flag", torch.tensor(False)),
+    "Deciding.flag was changed in place": lambda m: m.flag.fill_(False),
+    "limits was [tensor(2.)] and": lambda m: m.limits.__setitem__(0, torch.tensor(0.0)),
+    "Deciding.limits was changed in place": lambda m: m.limits[0].zero_(),
+    "mask was tensor([ True, False, True]) and": lambda m: setattr(m, "mask", ~m.mask),
+    "Deciding.mask was changed in place": lambda m: m.mask.fill_(True),
+}
+
+
+@pytest.mark.parametrize(("message", "change"), DECIDING.items(), ids=DECIDING)
+def test_a_warning_names_a_tensor_that_decided_and_is_no_buffer(
+    message: str, change: Callable[[nn.Module], object], caplog: pytest.LogCaptureFixture
+) -> None:
+    model = Deciding()
+    executor = inference(model)
+    executor(torch.ones(2, 3))
+
+    change(model)
+    executor(torch.ones(2, 3))
+
+    assert message in caplog.text
+
+
+def test_tensors_that_decided_and_stay_cause_no_warning(caplog: pytest.LogCaptureFixture) -> None:
+    executor = inference(Deciding())
+
+    for _ in range(2):
+        executor(torch.ones(2, 3))
+
+    assert NOT_FOLLOWED not in caplog.text
+
+
 @pytest.mark.parametrize("clip", ["clip_grad_norm_", "clip_grad_value_"])
 def test_clipping_on_the_host_causes_one_warning(
     clip: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch

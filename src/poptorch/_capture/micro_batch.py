@@ -35,7 +35,7 @@ from .inner_gradients import NeedsGradient
 from .kept_in_model import kept_of_changes, refuse_new_layers
 from .kept_outside_model import TensorsKeptOutside
 from .python_state import ModuleAttribute, PythonState
-from .recorded import storage_of
+from .recorded import storage_of, values_read
 from .recorded_draws import Draws, Unsettled
 from .replaced_tensors import ModelTensor
 from .sized_calls import SizedCalls, sized_calls
@@ -77,6 +77,7 @@ class Micro:
     lost: bool = False  # forward stored tensors without values in attributes, which were restored
     written: tuple[WrittenConstant, ...] = ()  # constants that forward changes in place
     conditions: Conditions | None = None  # conditions on symbolic sizes, if there are such sizes
+    read: tuple[torch.Tensor, ...] = ()  # other constants that decided branches or shapes
     sized: tuple[bool, ...] = ()  # which calls were replaced, because sizes may be symbolic
 
 
@@ -433,7 +434,8 @@ def _capture(
     stochastic = request.precision.stochastic_rounding and not request.priced
     replaces = symbols is not None or request.sized
     calls = SizedCalls(request.sized) if replaces else None
-    with holding(sized_calls, calls):
+    read: dict[int, torch.Tensor] = {}
+    with holding(sized_calls, calls), holding(values_read, read):
         module, constants = trace.trace(
             recording, inputs, recording.lower_hints, reads.real, stochastic, not request.priced
         )
@@ -469,6 +471,7 @@ def _capture(
         ),
         conditions=conditions,
         sized=() if calls is None else tuple(calls.found),
+        read=tuple(read.values()),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import operator
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any
 
@@ -26,6 +26,12 @@ _KEEPING = SAME_NUMBERS | {
 
 # Control flow records the graph of a body while the recording of the outer graph waits.
 _outer: ContextVar[tuple[Any, ...]] = ContextVar("poptorch_recorders", default=())
+
+
+# tensors outside of the graph, by identity, whose values forward or an operator asked for
+values_read: ContextVar[dict[int, torch.Tensor] | None] = ContextVar(
+    "poptorch_values_read", default=None
+)
 
 
 def _recorders() -> tuple[Any, ...]:
@@ -90,9 +96,18 @@ def _size(node: fx.Node) -> list[Any]:
 def constant_value(tensor: torch.Tensor) -> torch.Tensor | None:
     node = recorded(tensor)
     if node is None:
-        return None if without_data(tensor) else tensor
+        if without_data(tensor):
+            return None
+        _note_read([tensor])
+        return tensor
     known = _known(node, {})
     return known[0] if known else None
+
+
+def _note_read(tensors: Iterable[torch.Tensor]) -> None:
+    read = values_read.get()
+    if read is not None:
+        read.update({id(each): each for each in tensors})
 
 
 def varies(node: fx.Node, constant: set[fx.Node]) -> bool:
@@ -182,12 +197,27 @@ _evaluators = weakref.WeakKeyDictionary[fx.Graph, dict[bool, _Evaluator]]()
 def _known(
     node: fx.Node, given: Mapping[int, torch.Tensor]
 ) -> tuple[torch.Tensor, frozenset[int]] | None:
-    mine = _evaluators.setdefault(node.graph, {})
-    if bool(given) not in mine:
-        # This module contains what the graph reads from outside.
-        root = next(each.root for each in _recorders() if each.graph is node.graph)
-        mine[bool(given)] = _Evaluator(root, given)
-    return mine[bool(given)].value(node)
+    # This module contains what the graph reads from outside.
+    root = next(each.root for each in _recorders() if each.graph is node.graph)
+    evaluators = _evaluators.setdefault(node.graph, {})
+    if bool(given) not in evaluators:
+        evaluators[bool(given)] = _Evaluator(root, given)
+    known = evaluators[bool(given)].value(node)
+    if known is not None:
+        _note_read(_constants_of(node, root))
+    return known
+
+
+def _constants_of(node: fx.Node, root: nn.Module) -> Iterator[torch.Tensor]:
+    """Yield the tensors outside of the graph from which a node is computed."""
+    waiting, seen = [node], {node}
+    while waiting:
+        node = waiting.pop()
+        if node.op == "get_attr":
+            yield getattr(root, str(node.target))
+        new = [each for each in node.all_input_nodes if each not in seen]
+        seen.update(new)
+        waiting += new
 
 
 def storage_of(tensor: torch.Tensor) -> int:

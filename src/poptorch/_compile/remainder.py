@@ -105,6 +105,7 @@ def capture(remainder: Remainder, spec: Spec, check_of: CheckOf) -> _capture.Mic
         outputs=last.outputs,
         host_outputs=last.host_outputs,
         decided=tuple(each for micro in micros for each in micro.decided),
+        read=tuple(each for micro in micros for each in micro.read),
         drawn=sum(micro.drawn for micro in micros),
         lost=any(micro.lost for micro in micros),
     )

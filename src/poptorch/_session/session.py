@@ -181,14 +181,15 @@ class Session:
                 earlier,
             )
         # After capturing, because a forward that sets modes or attributes itself has set them then.
-        tensors, constants = task.reading.tensors, compiled.micro.constants.values()
+        tensors, micro = task.reading.tensors, compiled.micro
+        constants = {id(each): each for each in (*micro.constants.values(), *micro.read)}
         change_checks = [
             *structure_checks(
                 self.model.module, self.model.users, self.model.wrapped_forward, tensors
             ),
-            decision_check(compiled.micro.decided, tensors),
+            decision_check(micro.decided, tensors),
             *seed_checks(compiled.plan.program.graphs.values(), spec.target.seed),
-            *task.attributes.checks(constants),
+            *task.attributes.checks(constants.values()),
             array_check(task.inputs.bound.constants),
         ]
         return Specialization(task, self.model.follow_mode(), compiled, change_checks)

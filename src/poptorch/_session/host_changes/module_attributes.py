@@ -69,7 +69,8 @@ class ModuleAttributes:
     def checks(self, constants: Iterable[torch.Tensor]) -> list[ChangeCheck]:
         """Return the checks of attributes that the capture itself has not changed.
 
-        ``constants``: tensors other than weights and buffers that the program starts with.
+        ``constants``: tensors other than weights and buffers that the program starts with, or whose
+        values decided branches or shapes.
         """
         tensors = [tensor for tensor in constants if not tensor.is_inference()]
         read = set(map(id, tensors))
