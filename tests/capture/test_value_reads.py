@@ -1,5 +1,6 @@
 """Where forward asks for values: constants answer, branches freeze, numbers explain themselves."""
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -317,3 +318,64 @@ def test_a_check_inside_a_function_of_torch_is_not_called_a_branch_of_forward(
 
     (message,) = (text for text in caplog.messages if "test_value_reads.py" in text)
     assert "A function of torch that forward calls" in message
+
+
+def _number(x: torch.Tensor) -> torch.Tensor:
+    try:
+        shift = int(x[0, 0])
+    except Exception:
+        shift = 0
+    return x + 1 + shift
+
+
+def _list(x: torch.Tensor) -> torch.Tensor:
+    with contextlib.suppress(Exception):
+        return x + x.tolist()[0][0]
+    return x
+
+
+def _unique(x: torch.Tensor) -> torch.Tensor:
+    try:
+        return x + torch.unique(x).sum()
+    except RuntimeError:
+        return x
+
+
+def _elements(x: torch.Tensor) -> torch.Tensor:
+    try:
+        return x + x[x > 0].sum()
+    except (RuntimeError, IndexError):
+        return x
+
+
+def _returned(x: torch.Tensor) -> torch.Tensor:
+    shift = 0
+    try:
+        shift = int(x[0, 0])
+    finally:
+        return x + shift  # noqa: B012 (this form also catches the refusal)
+
+
+@pytest.mark.parametrize("function", [_number, _list, _unique, _elements, _returned])
+def test_a_refusal_that_forward_catches_is_raised_when_it_returns(
+    function: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
+    executor = poptorch.inferenceModel(Calling(function), options())
+
+    with pytest.raises(poptorch.Error, match=r"value is needed|dynamic output shapes"):
+        executor(torch.zeros(4, 3))
+
+
+def test_a_branch_on_values_within_a_bare_except_is_decided_by_the_first_inputs() -> None:
+    def doubled(x: torch.Tensor) -> torch.Tensor:
+        try:
+            if x.sum() > 1:
+                return x * 2
+        except:  # noqa: E722 (catches every exception)
+            pass
+        return x * 3
+
+    x = torch.ones(4, 3)
+    executor = poptorch.inferenceModel(Calling(doubled), unchecked())
+
+    torch.testing.assert_close(executor(x), doubled(x))

@@ -239,6 +239,19 @@ def test_a_loss_of_one_row_and_a_constant_trains_in_lanes() -> None:
     trains_alike(Having(loss, linear=nn.Linear(3, 4)), normal(6, 3), accumulation=2)
 
 
+def test_a_value_without_dimensions_is_written_at_a_position_in_lanes() -> None:
+    def written(
+        model: Having, x: torch.Tensor, at: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        y = model.linear(x) * 1
+        row = y[0]
+        row[at[0]] = y[1, 1] * 2
+        return y, nn.functional.mse_loss(y, torch.ones_like(y))
+
+    model = Having(written, linear=nn.Linear(3, 6))
+    trains_alike(model, normal(8, 3), torch.tensor([1, 2, 3, 0] * 2), accumulation=2)
+
+
 def test_a_rule_whose_result_has_another_shape_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     def loss(model: Having, x: torch.Tensor) -> torch.Tensor:
         return nn.functional.mse_loss(model.linear(x).sin(), torch.ones(3, 4))

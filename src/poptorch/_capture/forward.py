@@ -213,6 +213,7 @@ def run_forward(
         annotate.in_forward(heard),
     ):
         returned = request.call(batch)
+        context.reads.raise_caught()
 
     def now() -> dict[str, torch.Tensor]:
         assigned = own.reassigned(leaves).items()

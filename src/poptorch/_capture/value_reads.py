@@ -7,11 +7,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
-from .._base import log, source
+from .._base import log, private, source
 from .._base.errors import Error
 from .._ops.dispatch import answering
 from .constant_masks import ConstantMasks, is_mask
@@ -148,6 +148,8 @@ class ValueReads:
     # For each question and line, what the first inputs decided.
     branches: dict[tuple[str, str | None], float] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
+    # what was refused first, which ``forward`` may have caught together with errors that it expects
+    refusal: BaseException | None = None
     _asked: str = _TORCHS_OWN
     _raised: list[BaseException] | None = None  # while a script runs
 
@@ -185,29 +187,42 @@ class ValueReads:
         self.branches.pop((number.what, number.line), None)
         return number
 
+    def raise_caught(self) -> None:
+        """Raise the first refusal again, if there was one. ``forward`` returned, so it caught it,
+        and did not compute what it computes in eager PyTorch.
+        """
+        if self.refusal is not None:
+            raise self.refusal
+
+    def _raise(self, refusal: BaseException) -> NoReturn:
+        self.refusal = self.refusal or refusal
+        raise refusal
+
     def _refuse(self, what: str, line: str | None) -> None:
         if not self.collect:
-            raise Uncapturable(
-                "A tensor's value is needed while the model is being captured",
-                got=(
-                    f"{what} needs the values of a tensor, which are known only when the "
-                    "program runs"
-                ),
-                where=line,
-                fix=(
-                    (
-                        "compute with the tensor itself: torch.where, masks, index_select, "
-                        "poptorch.dynamic_slice"
+            self._raise(
+                Uncapturable(
+                    "A tensor's value is needed while the model is being captured",
+                    got=(
+                        f"{what} needs the values of a tensor, which are known only when the "
+                        "program runs"
                     ),
-                    (
-                        "or pass the value to forward as a Python number, which becomes a "
-                        "compile-time constant"
+                    where=line,
+                    fix=(
+                        (
+                            "compute with the tensor itself: torch.where, masks, index_select, "
+                            "poptorch.dynamic_slice"
+                        ),
+                        (
+                            "or pass the value to forward as a Python number, which becomes a "
+                            "compile-time constant"
+                        ),
+                        (
+                            "or compute on the host with poptorch.CPU; to print the tensor, use "
+                            "poptorch.ipu_print_tensor"
+                        ),
                     ),
-                    (
-                        "or compute on the host with poptorch.CPU; to print the tensor, use "
-                        "poptorch.ipu_print_tensor"
-                    ),
-                ),
+                )
             )
         title = f"{what} needs a tensor's value"
         self.findings.append(Finding(title, line, True, True, NUMBER_FIX))
@@ -222,7 +237,7 @@ class ValueReads:
         if known is not None:
             return _really(decide, known)
         if not self.real:
-            raise BranchOnData
+            self._raise(BranchOnData())
         decided, line = _really(decide, tensor), source.calling_line()
         self.branches[what, line] = decided
         return decided if isinstance(decided, bool) else Frozen.of(decided, what, line)
@@ -247,7 +262,7 @@ class ValueReads:
     def _refuse_shape(self, operator: str) -> None:
         line = source.calling_line()
         if not self.collect:
-            raise dynamic_shape(operator, line)
+            self._raise(dynamic_shape(operator, line))
         title = f"{operator}: the shape of its result depends on values"
         self.findings.append(Finding(title, line, True, True, SHAPE_FIX))
 
@@ -324,7 +339,10 @@ class ValueReads:
         selects = func is not aten.index.Tensor or any(map(is_mask, args[1]))
         if self.real and dynamic and selects:
             self._refuse_shape(str(func).removesuffix(".default"))
-        return func(*args, **kwargs)
+        try:
+            return func(*args, **kwargs)
+        except _without_values() as error:
+            self._raise(error)
 
     def _decide(self, tensor: torch.Tensor) -> Any:
         if self._raised is None:
@@ -339,6 +357,12 @@ class ValueReads:
         if tensor.dtype is not torch.bool and constant_value(tensor) is None:
             self._refuse("a scripted function asks for the number", source.calling_line())
         return self.branch(tensor, lambda v: v.item(), "a scripted function's question")
+
+
+def _without_values() -> tuple[type[Exception], ...]:
+    """Return torch's errors about results that depend on values that a tensor does not have."""
+    names = "DynamicOutputShapeException", "DataDependentOutputException"
+    return tuple(filter(None, map(private.optional, names)))
 
 
 def _really(function: Callable[[_T], Any], tensor: torch.Tensor) -> Any:

@@ -165,7 +165,8 @@ class _Vectorizer:
         if node.target is aten.copy.default:
             value, like = self._value(node.args[1]), node.meta["val"]  # type: ignore[arg-type]
             lead = (self._count,) if node in self._demand.varying else ()
-            return with_rank(value, like.dim(), lead).to(like.dtype).expand(*lead, *like.shape)
+            ranked = with_rank(value, like.dim(), lead).to(like.dtype)
+            return ranked.expand((*lead, *like.shape))
         if node not in self._demand.varying:
             return self._shared(node)
         if is_effect(node):
