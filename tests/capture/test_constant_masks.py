@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import poptorch
-from helpers.wrapping import Having, normal, options, trains_alike
+from helpers.wrapping import Having, normal, options, trains_alike, unchecked
 
 MASK = torch.tensor([True, False, True, True])
 OF_ELEMENTS = torch.arange(16).reshape(4, 4) % 3 == 0
@@ -80,6 +80,34 @@ CHANGES_ON_THE_HOST: dict[str, Callable[[nn.Module], object]] = {
     "another tensor": lambda m: setattr(m, "mask", torch.ones_like(m.mask)),
     "registered again": lambda m: m.register_buffer("mask", torch.ones_like(m.mask)),
 }
+
+
+def _again(mask: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Use a mask, write to a part of it, and use it again, for reading and for writing."""
+    before = y[:, mask].sum(1, keepdim=True)
+    mask[1:3].fill_(True)
+    after = y[:, mask]
+    result = y * 1
+    result[:, mask] = after + before
+    return torch.cat([result, after], 1)
+
+
+WRITTEN: dict[str, Function] = {
+    "created": lambda m, y: _again(torch.arange(y.shape[1]) > 2, y),
+    "a literal": lambda m, y: _again(torch.tensor([True, False, False, True]), y),
+    "a copy of a constant": lambda m, y: _again(MASK.clone(), y),
+}
+
+
+@pytest.mark.parametrize("function", WRITTEN.values(), ids=WRITTEN)
+def test_a_mask_that_forward_writes_in_parts_selects_by_its_present_values(
+    function: Function,
+) -> None:
+    model, x = Having(function).eval(), normal(8, 4)
+
+    result = poptorch.inferenceModel(model, unchecked())(x)
+
+    torch.testing.assert_close(result, model(x))
 
 
 @pytest.mark.parametrize("change", CHANGES_ON_THE_HOST.values(), ids=CHANGES_ON_THE_HOST)

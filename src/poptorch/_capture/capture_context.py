@@ -116,6 +116,9 @@ class Overrides(TorchFunctionMode):
         outer, self._in_function = self._in_function, True
         try:
             return self._answer(func, args, kwargs or {})
+        except Error as refusal:
+            self._context.reads.note_refusal(refusal)
+            raise
         finally:
             self._in_function = outer
 

@@ -33,7 +33,8 @@ class ConstantMasks:
 
     def __init__(self, value: Callable[[torch.Tensor, str], torch.Tensor | None]) -> None:
         self._value = value
-        self._positions: dict[fx.Node | int, tuple[torch.Tensor, ...]] = {}
+        # by mask, its value when it was last used, and the positions of its true elements
+        self._known: dict[fx.Node | int, tuple[torch.Tensor, tuple[torch.Tensor, ...]]] = {}
 
     def answer(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the result of an operator, or NotImplemented if it does not depend on masks whose
@@ -80,13 +81,19 @@ class ConstantMasks:
     ) -> tuple[torch.Tensor, ...] | None:
         node = recorded(mask)
         key = id(mask) if node is None else node
-        if key not in self._positions:
-            known = None if only_if_read else self._value(mask, operator)
-            if known is None:
-                return None
-            with untraced():
-                self._positions[key] = known.to(torch.bool).nonzero(as_tuple=True)
-        return self._positions[key]
+        if only_if_read and key not in self._known:
+            return None
+        value = self._value(mask, operator)
+        if value is None:
+            return None
+        with untraced():
+            before = self._known.get(key)
+            if before is not None and torch.equal(before[0], value):
+                return before[1]
+            # forward may have written to the mask since it used it
+            positions = value.to(torch.bool).nonzero(as_tuple=True)
+            self._known[key] = value.clone(), positions
+        return positions
 
 
 def _check_shape(tensor: torch.Tensor, mask: torch.Tensor, dim: int) -> None:

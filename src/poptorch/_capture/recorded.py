@@ -27,7 +27,6 @@ _KEEPING = SAME_NUMBERS | {
 # Control flow records the graph of a body while the recording of the outer graph waits.
 _outer: ContextVar[tuple[Any, ...]] = ContextVar("poptorch_recorders", default=())
 
-
 # tensors outside of the graph, by identity, whose values forward or an operator asked for
 values_read: ContextVar[dict[int, torch.Tensor] | None] = ContextVar(
     "poptorch_values_read", default=None

@@ -37,10 +37,10 @@ _READ_BY_OPERATOR = (
     "such as a product or index_select. Otherwise, pass a Python number to forward."
 )
 _DECIDED_BY_TORCH = (
-    "A function of torch that forward calls at %s decides by the values of tensors what it does, "
-    "for example to check its arguments (the condition is %s for the first inputs). The program "
-    "does the same for all inputs, without this check. If other inputs can occur, check the values "
-    "before you call the model."
+    "A function of torch that forward calls at %s branches on the values of tensors, for example "
+    "to check its arguments (the condition is %s for the first inputs). The program takes this "
+    "branch for all inputs. If other inputs can occur, check their values before you call the "
+    "model."
 )
 QUESTIONS = {**_BRANCHES, **_NUMBERS, **dict.fromkeys((_T.__repr__, _T.__format__), "")}
 
@@ -194,8 +194,11 @@ class ValueReads:
         if self.refusal is not None:
             raise self.refusal
 
-    def _raise(self, refusal: BaseException) -> NoReturn:
+    def note_refusal(self, refusal: BaseException) -> None:
         self.refusal = self.refusal or refusal
+
+    def _raise(self, refusal: BaseException) -> NoReturn:
+        self.note_refusal(refusal)
         raise refusal
 
     def _refuse(self, what: str, line: str | None) -> None:

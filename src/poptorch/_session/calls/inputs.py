@@ -605,45 +605,41 @@ class Indices:
 
     def check(self, batch: Sequence[torch.Tensor], state: State) -> None:
         for each in self.ranges:
-            slot = each.slot
-            value = batch[slot.index] if slot.kind is Kind.BATCH else state.values[slot.key]
-            if each.outside(value):
-                error = self._first((each,), batch, state, _CHECKED)
-                assert error is not None
+            error = self._error(each, batch, state, _CHECKED)
+            if error is not None:
                 raise error
 
     def explain(self, error: BaseException, batch: Sequence[torch.Tensor], state: State) -> None:
         """Raise an error that names the input, if an index is the reason why a call failed."""
         if isinstance(error, RuntimeError | IndexError) and _COMPLAINT.search(str(error)):
-            better = self._first(self.preconditions(), batch, state)
+            errors = (self._error(each, batch, state) for each in self.preconditions())
+            better = next(filter(None, errors), None)
             if better is not None:
                 better.__notes__ = getattr(error, "__notes__", [])
                 raise better from error
 
-    def _first(
-        self, ranges: Iterable[IndexRange], batch: Sequence[torch.Tensor], state: State, *more: str
+    def _error(
+        self, index_range: IndexRange, batch: Sequence[torch.Tensor], state: State, *more: str
     ) -> Error | None:
-        """Return an error about the first index that is out of range."""
-        for index_range in ranges:
-            slot, is_input = index_range.slot, index_range.slot.kind is Kind.BATCH
-            value = batch[slot.index] if is_input else state.values[slot.key]
-            places = index_range.outside(value)
-            if not places:
-                continue
-            name = self.paths[slot.index] if is_input else slot.path
-            besides = "".join(f", or {each}" for each in sorted(index_range.ignored))
-            at = f"[{', '.join(map(str, places[0]))}]" if places[0] else ""
-            line = "" if index_range.line is None else f", at {source.describe(*index_range.line)}"
-            return Error(
-                "Index out of range",
-                got=f'input "{name}"{at} is {value[places[0]].item()}; {index_range.operator} '
-                f"takes {index_range.least} to {index_range.most}{besides}{line}",
-                fix=(
-                    (
-                        "pass labels and indices within the range, or make the layer larger "
-                        "(num_classes, num_embeddings)"
-                    ),
-                    *more,
+        """Return an error about the first index that is out of a range."""
+        slot, is_input = index_range.slot, index_range.slot.kind is Kind.BATCH
+        value = batch[slot.index] if is_input else state.values[slot.key]
+        places = index_range.outside(value)
+        if not places:
+            return None
+        name = self.paths[slot.index] if is_input else slot.path
+        besides = "".join(f", or {each}" for each in sorted(index_range.ignored))
+        at = f"[{', '.join(map(str, places[0]))}]" if places[0] else ""
+        line = "" if index_range.line is None else f", at {source.describe(*index_range.line)}"
+        return Error(
+            "Index out of range",
+            got=f'input "{name}"{at} is {value[places[0]].item()}; {index_range.operator} '
+            f"takes {index_range.least} to {index_range.most}{besides}{line}",
+            fix=(
+                (
+                    "pass labels and indices within the range, or make the layer larger "
+                    "(num_classes, num_embeddings)"
                 ),
-            )
-        return None
+                *more,
+            ),
+        )
