@@ -106,14 +106,14 @@ class BoundCall:
             weights.check_processes()
         if injected_faults.armed:
             injected_faults.check("run")
-        shortcut = self._shortcut
+        shortcut, failed = self._shortcut, None
         if shortcut is not None:
             self._shortcut, writes = None, state.writes
             if self._writes == (writes.count, len(writes.released)):
                 try:
                     results = shortcut(batch)
-                except Exception:  # it fails again below, and is explained
-                    pass
+                except Exception as error:  # a program's error occurs again below, explained
+                    failed = error
                 else:
                     self._shortcut, self._random.has_run = shortcut, True
                     return program, results, (started, taken, time.perf_counter())
@@ -126,6 +126,8 @@ class BoundCall:
         except BaseException as error:
             program.indices.explain(error, batch, state)
             raise
+        if failed is not None:  # an error of something else, such as a signal's handler
+            raise failed
         ready = time.perf_counter()
         if self._may_have_shortcut:
             self._find_shortcut(state)
