@@ -1,5 +1,6 @@
 """The wrappers: what they accept, and what they make of a model's modes and methods."""
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -206,6 +207,87 @@ def test_an_executor_that_the_user_switches_infers_in_that_mode() -> None:
 
     inference.model.eval()
     assert inference(X) == (False, False)
+
+
+def layer_modes(m: Having, x: torch.Tensor) -> tuple[bool, ...]:
+    """Return the modes of a model and of its two layers."""
+    return m.training, m.first.training, m.second.training
+
+
+def inference_in_eval_mode(
+    make: Callable[..., Having] = Having,
+) -> tuple[Having, poptorch.PoplarExecutor]:
+    """Return a model in training mode with two layers, and its inference model in eval mode."""
+    model = make(layer_modes, first=nn.Dropout(0.5), second=nn.Dropout(0.5))
+    inference = poptorch.inferenceModel(model, options())
+    inference.eval()
+    return model, inference
+
+
+@pytest.mark.spec("executor", 38)
+@pytest.mark.parametrize("has_run", [True, False])
+def test_a_single_layer_of_an_inference_model_follows_its_own_mode(has_run: bool) -> None:
+    model, inference = inference_in_eval_mode()
+    if has_run:
+        assert inference(X) == (False, False, False)
+
+    model.second.train()
+    assert inference(X) == (False, False, True)
+
+    model.second.eval()
+    assert inference(X) == (False, False, False)
+
+
+@pytest.mark.spec("executor", 38)
+def test_a_layer_in_training_mode_goes_to_eval_mode_with_the_inference_model() -> None:
+    model, inference = inference_in_eval_mode()
+    model.first.train()
+    inference(X)
+
+    inference.eval()
+
+    assert inference(X) == (False, False, False)
+
+
+@pytest.mark.spec("executor", 38)
+def test_a_single_layer_in_training_mode_normalizes_by_the_batch_as_in_eager_pytorch() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+    eager = copy.deepcopy(model)
+    inference = poptorch.inferenceModel(model, options())
+    inference.eval()
+    eager.eval()
+
+    for switch in (lambda each: each[1].train(), lambda each: each[1].eval()):
+        switch(model)
+        switch(eager)
+
+        torch.testing.assert_close(inference(X), eager(X))
+
+
+class Freezing(Having):
+    """A model whose first layer is never in training mode."""
+
+    def train(self, mode: bool = True) -> nn.Module:
+        super().train(mode)
+        self.first.eval()
+        return self
+
+
+@pytest.mark.spec("executor", 38)
+@pytest.mark.parametrize("make", [Having, Freezing])
+def test_training_the_model_again_does_not_train_the_inference_model(
+    make: Callable[..., Having],
+) -> None:
+    model, inference = inference_in_eval_mode(make)
+    model.eval()
+    inference(X)
+
+    for _ in range(2):
+        model.train()
+        assert inference(X) == (False, False, False)
+
+        inference.eval()
+        assert inference(X) == (False, False, False)
 
 
 def loss_in_training(model: Having, x: torch.Tensor) -> tuple[Any, ...]:

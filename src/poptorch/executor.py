@@ -545,7 +545,10 @@ class PoplarExecutor:
                         fix="remove this call: a wrapped model and its inputs need not be moved",
                     ) from error
                 raise
-            return self if result is self._user_model else result
+            if result is not self._user_model:
+                return result
+            self._session.model.observe_mode()  # a later train() is of the model or of a layer
+            return self
 
         return call
 

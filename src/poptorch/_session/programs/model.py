@@ -64,9 +64,11 @@ class Model:
         self.groupings: dict[str, GroupingRequest] = {}
         self._entry = entry
         self._trained, self._has_warned = trained, False
-        self._seen_training = users.training, module.training
         self._use_modules(list(module.modules()))
-        self._mode = tuple(self._read_modes())
+        self._flags = self._read_flags()
+        # what train() of the user's model leaves, and the modes that are compiled
+        self._after_train = self._flags[2:] if users.training else ()
+        self._mode = self._flags[1:]
 
     def _use_modules(self, modules: list[nn.Module]) -> None:
         self._modules = modules
@@ -75,30 +77,56 @@ class Model:
         read = (_own_training, owns) if are_there else (_training, modules)
         self._read_modes: Callable[[], Iterator[bool]] = functools.partial(map, *read)
 
-    def follow_mode(self) -> CallMode:
-        """Follow the mode that the user has set on the module or on the executor, and return the
-        conditions for which separate programs are compiled.
+    def _read_flags(self) -> TrainingFlags:
+        return (self.users.training, *self._read_modes())
 
-        The outermost module of a training model stays in training mode, because the loss is
-        computed there. The layers of an inference model belong to the user's model, too. If they
-        are in training mode because the user's model is, an inference model in evaluation mode
-        keeps its earlier mode.
-        """
-        self._flags = (self.users.training, *self._read_modes())
-        users, own = self.users.training, self.module.training
-        seen_users, seen_own = self._seen_training
-        if users != seen_users and users is self._trained:
-            self.module.training = own = users
-        self._seen_training = users, own
-        if own != seen_own or not self._keeps_mode():
-            self._mode = tuple(self._read_modes())
-        if self._trained and not users and not self._has_warned and not any(self._mode[1:]):
+    def follow_mode(self) -> CallMode:
+        """Return the conditions for which separate programs are compiled."""
+        self.observe_mode()
+        if self._trained and not (self.users.training or self._has_warned or any(self._mode[1:])):
             self._has_warned = True
             log.python.warning(
                 "All layers of a model are in eval mode during training, including dropout "
                 "and batch norms. If you did not intend this, call train() on the model"
             )
         return self._mode, _autocast()
+
+    def observe_mode(self) -> None:
+        """Follow the mode that the user has set on the module, on the executor or on a layer.
+
+        The outermost module of a training model stays in training mode, because the loss is
+        computed there. The layers of an inference model belong to the user's model, too. If they
+        are in training mode because the user's model is, an inference model in evaluation mode
+        keeps its earlier mode.
+        """
+        flags = self._read_flags()
+        if flags == self._flags:
+            return
+        users, switched = flags[0], flags[0] != self._flags[0]
+        if switched and users is self._trained:
+            self.module.training = users
+            flags = (users, users, *flags[2:])
+        if switched and users:
+            self._after_train = flags[2:]
+        now, before = flags[1:], self._flags[1:]
+        if now[0] != before[0] or not self._keeps_mode():
+            self._mode = now
+        else:
+            by_users = switched or self._is_left_by_train(now[1:])
+            self._mode = tuple(
+                kept if flag is earlier or (flag and by_users) else flag
+                for kept, earlier, flag in zip(self._mode, before, now, strict=True)
+            )
+        self._flags = flags
+
+    def _is_left_by_train(self, layers: TrainingFlags) -> bool:
+        """Return whether ``train()`` of the user's model leaves its layers like this: all of them
+        in training mode, unless a class has its own ``train()``.
+        """
+        if all(layers):
+            return True
+        has_own = any(type(each).train is not nn.Module.train for each in self._modules)
+        return has_own and layers == self._after_train
 
     def is_still(self, before: CallMode) -> bool:
         """Return whether nothing has changed since ``follow_mode()`` returned this.
@@ -154,9 +182,7 @@ class Model:
                 got=f"replicaGrouping of {', '.join(self.groupings)}, {replicas} replicas",
                 fix="pass as many rows as in the first call",
             )
-        modes = dict(zip(map(id, self._modules), self._mode, strict=True))
-        self._use_modules(list(self.module.modules()))
-        self._mode = tuple(modes.get(id(each), each.training) for each in self._modules)
+        self._find_modules()
         self.follow_mode()
         inputs = Inputs(
             bound, self.signature, spec, placeholders, quiet=share is not None, symbols=symbols
@@ -170,6 +196,15 @@ class Model:
             remainder = self._remainder(share, inputs, replicas, reading, spec, optim)
         attributes = ModuleAttributes(self.module, self.users, self._trained, bound.constants)
         return Task(spec, reading, inputs, optim, hypers, request, attributes, share, remainder)
+
+    def _find_modules(self) -> None:
+        """Read the modes of the layers that the model has now. New ones are used in their mode."""
+        earlier = self._mode, self._flags[1:]
+        modes, seen = (dict(zip(map(id, self._modules), each, strict=True)) for each in earlier)
+        self._use_modules(list(self.module.modules()))
+        self._mode = tuple(modes.get(id(each), each.training) for each in self._modules)
+        flags = (seen.get(id(each), each.training) for each in self._modules)
+        self._flags = (self._flags[0], *flags)
 
     def _remainder(
         self,
