@@ -12,20 +12,11 @@ from typing import Any
 import torch
 from torch import fx
 
+from .eager_errors import READS, WRITES, is_mask
 from .recorded import recorded
 from .trace import untraced
 
 aten = torch.ops.aten
-
-_READS: set[Any] = {aten.index.Tensor, aten._unsafe_index.Tensor}
-_WRITES: set[Any] = {
-    aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default,
-    aten._index_put_impl.default, aten._unsafe_index_put.default,
-}  # fmt: skip
-
-
-def is_mask(index: Any) -> bool:
-    return isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8)
 
 
 class ConstantMasks:
@@ -40,13 +31,13 @@ class ConstantMasks:
         """Return the result of an operator, or NotImplemented if it does not depend on masks whose
         values are known.
         """
-        if func in _READS or func in _WRITES:
+        if func in READS or func in WRITES:
             return self._indexed(func, args, kwargs)
         if torch.Tag.dynamic_output_shape not in getattr(func, "tags", ()):
             return NotImplemented
         if func is aten.masked_select.default:
             value, mask = torch.broadcast_tensors(*args)  # type: ignore[no-untyped-call]
-            indices = self._indices(func, value, [mask])
+            indices = self._indices(func, [mask])
             return NotImplemented if indices is None else aten.index.Tensor(value, indices)
         tensors = [each for each in args if isinstance(each, torch.Tensor)]
         known = {id(each): self._value(each, str(func)) for each in tensors}
@@ -58,10 +49,10 @@ class ConstantMasks:
     def _indexed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not any(map(is_mask, args[1])):
             return NotImplemented
-        indices = self._indices(func, args[0], args[1])
+        indices = self._indices(func, args[1])
         return NotImplemented if indices is None else func(args[0], indices, *args[2:], **kwargs)
 
-    def _indices(self, func: Any, tensor: torch.Tensor, indices: list[Any]) -> list[Any] | None:
+    def _indices(self, func: Any, indices: list[Any]) -> list[Any] | None:
         """Return indices without masks, or None if the values of a mask are not known."""
         found = list[Any]()
         for index in indices:
@@ -69,10 +60,9 @@ class ConstantMasks:
                 found.append(index)
                 continue
             # A value that is written to all elements does not depend on their number.
-            places = self._places(index, str(func), only_if_read=func in _WRITES)
+            places = self._places(index, str(func), only_if_read=func in WRITES)
             if places is None:
                 return None
-            _check_shape(tensor, index, len(found))
             found += places
         return found
 
@@ -94,17 +84,3 @@ class ConstantMasks:
             positions = value.to(torch.bool).nonzero(as_tuple=True)
             self._known[key] = value.clone(), positions
         return positions
-
-
-def _check_shape(tensor: torch.Tensor, mask: torch.Tensor, dim: int) -> None:
-    """Raise the error of eager PyTorch if the mask does not have the shape of what it selects."""
-    if mask.dim() + dim > tensor.dim():
-        raise IndexError(
-            f"too many indices for tensor of dimension {tensor.dim()} (got {mask.dim() + dim})"
-        )
-    for each in range(mask.dim()):
-        if mask.shape[each] != tensor.shape[dim + each]:
-            raise IndexError(
-                f"The shape of the mask {[*mask.shape]} at index {each} does not match the shape "
-                f"of the indexed tensor {[*tensor.shape]} at index {dim + each}"
-            )

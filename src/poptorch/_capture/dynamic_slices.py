@@ -141,6 +141,10 @@ def _narrow(
 ) -> torch.Tensor:
     if not _is_position(start):
         return input.narrow(dim, start, length)
+    if length > input.shape[dim]:
+        raise RuntimeError(
+            f"narrow: a length of {length} exceeds the dimension size ({input.shape[dim]})"
+        )
     return _part(views, input, [(dim % input.dim(), _Window(start, length))])
 
 

@@ -92,6 +92,26 @@ def _size(node: fx.Node) -> list[Any]:
     return [node.meta["val"].numel()]
 
 
+def is_given(tensor: torch.Tensor) -> bool:
+    """Return whether user code itself made a tensor from numbers, or holds it."""
+    node = recorded(tensor)
+    if node is None:
+        return not without_data(tensor)
+    return node.op != "placeholder" and all(n.op == "get_attr" for n in node.all_input_nodes)
+
+
+def forget_failed(operator: Any) -> None:
+    """Remove the call of an operator that raised an error from the graph. The tracer records a call
+    before it runs, and ``forward`` may catch the error.
+    """
+    recorders = _recorders()
+    if not recorders:
+        return
+    last = next(reversed(recorders[-1].graph.nodes), None)
+    if last is not None and last.target is operator and "val" not in last.meta and not last.users:
+        recorders[-1].graph.erase_node(last)
+
+
 def constant_value(tensor: torch.Tensor) -> torch.Tensor | None:
     node = recorded(tensor)
     if node is None:
@@ -178,8 +198,9 @@ class _Evaluator:
         if runs and not (inputs and writes(node)):  # values of inputs are the user's own tensors
             args: Any = fx.map_arg(node.args, lambda n: self._values[n][0])
             kwargs: Any = fx.map_arg(node.kwargs, lambda n: self._values[n][0])
-            self._values[node] = target(*args, **kwargs), inputs
-            return
+            with contextlib.suppress(Exception):  # a run of the program raises and explains it
+                self._values[node] = target(*args, **kwargs), inputs
+                return
         written = [self._values[n][0] for n in written_by(node) if n in self._values]
         storages = {storage_of(value) for value in written}
         if storages:

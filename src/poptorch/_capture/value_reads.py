@@ -14,8 +14,10 @@ import torch
 from .._base import log, private, source
 from .._base.errors import Error
 from .._ops.dispatch import answering
-from .constant_masks import ConstantMasks, is_mask
-from .recorded import constant_value, value_of_inputs
+from . import eager_errors
+from .constant_masks import ConstantMasks
+from .eager_errors import is_mask
+from .recorded import constant_value, forget_failed, value_of_inputs
 from .trace import untraced
 
 aten: Any = torch.ops.aten
@@ -334,6 +336,7 @@ class ValueReads:
             # device to find out their shapes, and tensors without data do not support this under
             # vmap.
             return aten.zeros.default(*args, **kwargs)
+        eager_errors.check(func, args, kwargs)
         found = self._masks.answer(func, args, kwargs)
         if found is not NotImplemented:
             return found
@@ -346,6 +349,10 @@ class ValueReads:
             return func(*args, **kwargs)
         except _without_values() as error:
             self._raise(error)
+        except Exception:
+            forget_failed(func)
+            eager_errors.write_until_failure(func, args, kwargs)
+            raise
 
     def _decide(self, tensor: torch.Tensor) -> Any:
         if self._raised is None:
