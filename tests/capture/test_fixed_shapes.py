@@ -10,7 +10,7 @@ from torch.utils import _pytree as pytree
 
 import poptorch
 from helpers.cases import together
-from helpers.wrapping import Having, inference, trains_alike
+from helpers.wrapping import Having, inference, normal, options, trains_alike
 
 X = torch.arange(120.0).view(5, 6, 4).sin()
 COUNTS, LABELS = torch.tensor([2, 0, 1]), torch.tensor([[2, 0, 1], [0, 2, 2]])
@@ -56,3 +56,68 @@ def test_values_are_those_of_torch(section: str) -> None:
     model = inference(function)
     for start in torch.tensor([1, 2]):
         torch.testing.assert_close(model(X, start), function(X, start), check_dtype=False)
+
+
+def with_places(function: Any, *places: int) -> Having:
+    """Return a model with places in a buffer, on which the shape of its result depends."""
+    model = Having(function)
+    model.register_buffer("places", torch.tensor(places))
+    return model
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda m, x: torch.tensor_split(x, m.places)[1],
+        lambda m, x: x.tensor_split(tensor_indices_or_sections=m.places, dim=1)[0],
+        lambda m, x: padded(x[:2], m.places, True)[1],
+    ],
+    ids=["rows", "columns", "lengths"],
+)
+def test_places_in_a_buffer_decide_a_shape(function: Any) -> None:
+    model = with_places(function, 1, 3)
+
+    result = poptorch.inferenceModel(model, options())(X)
+
+    torch.testing.assert_close(result, model(X))
+
+
+def test_a_change_of_places_that_decide_a_shape_causes_a_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model = with_places(lambda m, x: torch.tensor_split(x, m.places)[1], 1, 3)
+    wrapped = poptorch.inferenceModel(model, options())
+    wrapped(X)
+    model.places += 1
+
+    wrapped.copyWeightsToDevice()
+    wrapped(X)
+
+    assert any("the values of 'places', which decide a shape" in text for text in caplog.messages)
+
+
+def test_places_in_an_input_are_refused_and_the_line_is_named() -> None:
+    def split(_: Having, x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        return torch.tensor_split(x, places)[1]
+
+    with pytest.raises(poptorch.Error, match=r"torch\.tensor_split: the shape") as raised:
+        poptorch.inferenceModel(Having(split), options())(X, torch.arange(5))
+
+    assert "return torch.tensor_split(x, places)[1]" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "fill",
+    [
+        lambda y, i, value: y.index_fill(1, i, value),
+        lambda y, i, value: torch.index_fill(y, -1, i[0], value),
+        lambda y, i, value: (y * 1).index_fill_(0, i, value),
+    ],
+    ids=["columns", "one column", "in place"],
+)
+def test_the_value_that_fills_places_is_trained(fill: Any) -> None:
+    def loss(model: Having, x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+        y = model.linear(x)
+        return nn.functional.mse_loss(fill(y, i, y[0, 0]), torch.ones_like(y))
+
+    trains_alike(Having(loss, linear=nn.Linear(3, 4)), normal(4, 3), torch.tensor([2, 1, 0, 0]))

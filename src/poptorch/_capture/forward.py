@@ -25,7 +25,7 @@ from .failures import explained
 from .internal_calls import passing_traced_tensors
 from .losses import final_loss
 from .metrics import intercepted, refused
-from .recorded import recorded
+from .recorded import recorded, shape_values
 from .replaced_tensors import DictsOfThread, ModelTensor, replaced
 
 ForwardCall = Callable[[Sequence[torch.Tensor]], Any]
@@ -177,6 +177,7 @@ def _user_code(request: Request, context: CaptureContext, own: DictsOfThread) ->
         replaced(request.module, own, user_context),
         passing_traced_tensors(context.held, overrides.on),
         context.reads.by_torch(context.caught),
+        holding(shape_values, context.reads.for_shape),
         torchscript.followed(context.reads, context.held),
         inner_gradients.followed(context),
         holding(autocast_settings, (precision.autocast, precision.autocast_policy)),

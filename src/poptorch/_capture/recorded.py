@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import operator
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any
 
@@ -30,6 +30,11 @@ _outer: ContextVar[tuple[Any, ...]] = ContextVar("poptorch_recorders", default=(
 # tensors outside of the graph, by identity, whose values forward or an operator asked for
 values_read: ContextVar[dict[int, torch.Tensor] | None] = ContextVar(
     "poptorch_values_read", default=None
+)
+
+# returns the value of a tensor on which an operator's shape depends, or None
+shape_values: ContextVar[Callable[[torch.Tensor, str], torch.Tensor | None] | None] = ContextVar(
+    "poptorch_shape_values", default=None
 )
 
 
@@ -121,6 +126,12 @@ def constant_value(tensor: torch.Tensor) -> torch.Tensor | None:
         return tensor
     known = _known(node, {})
     return known[0] if known else None
+
+
+def value_for_shape(tensor: torch.Tensor, operator: str) -> torch.Tensor | None:
+    """Return the value of a tensor on which the shape of a result depends, if it is known."""
+    ask = shape_values.get()
+    return constant_value(tensor) if ask is None else ask(tensor, operator)
 
 
 def _note_read(tensors: Iterable[torch.Tensor]) -> None:

@@ -14,20 +14,24 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from .._base import private
+from .._base import private, source
 from .._base.errors import Error
 from .._ir.symbolic import has_symbols
 from .._ops.traceable import ctc_losses, grouped_product, lstm
 from .masked_selection import Selected, select
-from .recorded import constant_value
+from .recorded import constant_value, value_for_shape
 from .sized_calls import as_tensor, is_sized, linspace, new_tensor, tensor
 from .trace import untraced
+from .value_reads import dynamic_shape
 
 aten = torch.ops.aten
 
 
-def _as_numbers(argument: Any) -> Any:
-    known = constant_value(argument) if isinstance(argument, torch.Tensor) else None
+def _as_numbers(argument: Any, function: str) -> Any:
+    """Return the numbers in a tensor on which a shape depends, if they are known. Return all other
+    arguments as they are.
+    """
+    known = value_for_shape(argument, function) if isinstance(argument, torch.Tensor) else None
     if known is None:
         return argument
     with untraced():
@@ -98,16 +102,36 @@ def _combinations(input: torch.Tensor, r: int = 2, with_replacement: bool = Fals
     return input[places.view(-1, r)]
 
 
+_FILLING = (torch.index_fill, torch.Tensor.index_fill, torch.Tensor.index_fill_)
+
+
+def _index_fill(
+    function: Callable[..., Any], input: torch.Tensor, dim: int, index: torch.Tensor, value: Any
+) -> torch.Tensor:
+    """Fill with a value that is trained. Torch would compute its gradient from the different
+    indices, whose number depends on values.
+    """
+    is_trained = isinstance(value, torch.Tensor) and value.requires_grad and not value.dim()
+    if not is_trained or not input.dim():
+        filled: torch.Tensor = function(input, dim, index, value)
+        return filled
+    shape = [1] * input.dim()
+    shape[dim] = input.shape[dim]
+    mask = torch.zeros(shape, dtype=torch.bool, device=input.device).index_fill(dim, index, True)
+    filled = torch.where(mask, value.to(input.dtype), input)
+    return input.copy_(filled) if function is torch.Tensor.index_fill_ else filled
+
+
 def _repeat_interleave(input: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     bound = _REPEAT.bind(*args, **kwargs).arguments
     repeats, dim = bound.get("repeats"), bound.get("dim")
     known = constant_value(repeats) if isinstance(repeats, torch.Tensor) else None
     if known is None:
         return torch.repeat_interleave(input, *args, **kwargs)
-    source = input.flatten() if dim is None else input
+    flat = input.flatten() if dim is None else input
     with untraced():
-        places = torch.arange(source.shape[dim or 0]).repeat_interleave(known)
-    return source.index_select(dim or 0, places)
+        places = torch.arange(flat.shape[dim or 0]).repeat_interleave(known)
+    return flat.index_select(dim or 0, places)
 
 
 def _view(input: torch.Tensor, *size: Any, **named: Any) -> torch.Tensor:
@@ -124,9 +148,14 @@ def _view_as(input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 
 
 def _tensor_split(input: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
-    numbers = [_as_numbers(argument) for argument in args]
-    named = {name: _as_numbers(argument) for name, argument in kwargs.items()}
-    return torch.tensor_split(input, *numbers, **named)
+    places = args[0] if args else next(kwargs[name] for name in kwargs if name != "dim")
+    dim = kwargs.get("dim", args[1] if len(args) > 1 else 0)
+    if isinstance(places, torch.Tensor) and places.dtype is not torch.int64:
+        raise RuntimeError(f"torch.tensor_split takes int64 positions, and not {places.dtype}")
+    numbers = _as_numbers(places, "torch.tensor_split")
+    if isinstance(numbers, torch.Tensor):
+        raise dynamic_shape("torch.tensor_split", source.calling_line())
+    return torch.tensor_split(input, numbers, dim)
 
 
 def _ctc_loss(
@@ -272,7 +301,7 @@ def _is_exact(factor: Any) -> bool:
 
 
 def _pack(x: torch.Tensor, lengths: torch.Tensor, batch_first: bool) -> Any:
-    known = _as_numbers(lengths)
+    known = _as_numbers(lengths, "pack_padded_sequence")
     if not isinstance(known, list):
         return private.pack_padded_sequence(x, lengths, batch_first)
     rows = x if batch_first else x.transpose(0, 1)
@@ -283,7 +312,7 @@ def _pack(x: torch.Tensor, lengths: torch.Tensor, batch_first: bool) -> Any:
 
 
 def _pad(data: torch.Tensor, batch_sizes: torch.Tensor, *how: Any) -> Any:
-    sizes = _as_numbers(batch_sizes)
+    sizes = _as_numbers(batch_sizes, "pad_packed_sequence")
     if not isinstance(sizes, list):
         return private.pad_packed_sequence(data, batch_sizes, *how)
     batch_first, padding_value, total_length = how
@@ -314,7 +343,7 @@ def recurrent(function: Any, args: tuple[Any, ...], priced: bool) -> Any:
     data, second, *rest = args
     # Packed data is passed with its batch sizes; the hidden state then is the third argument.
     if isinstance(second, torch.Tensor) and second.dim() == 1 and not second.is_floating_point():
-        sizes = _as_numbers(second)
+        sizes = _as_numbers(second, "a recurrent layer")
         if isinstance(sizes, list):
             return RECURRENT[function]()(data, sizes, *rest)
         return function(*args)
@@ -344,6 +373,7 @@ def substitutes() -> dict[Any, Callable[..., Any]]:
             f: functools.partial(select, f)
             for f in (torch.masked_select, torch.Tensor.masked_select)
         },
+        **{f: functools.partial(_index_fill, f) for f in _FILLING},
         torch.combinations: _combinations,
         torch.Tensor.view: _view,
         torch.Tensor.view_as: _view_as,

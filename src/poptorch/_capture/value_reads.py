@@ -156,7 +156,7 @@ class ValueReads:
     _raised: list[BaseException] | None = None  # while a script runs
 
     def __post_init__(self) -> None:
-        self._masks = ConstantMasks(self._shaping)
+        self._masks = ConstantMasks(self.for_shape)
 
     def answer(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         def read(value: torch.Tensor) -> Any:
@@ -247,7 +247,7 @@ class ValueReads:
         self.branches[what, line] = decided
         return decided if isinstance(decided, bool) else Frozen.of(decided, what, line)
 
-    def _shaping(self, tensor: torch.Tensor, operator: str) -> torch.Tensor | None:
+    def for_shape(self, tensor: torch.Tensor, operator: str) -> torch.Tensor | None:
         """Return the value of a tensor on which a shape depends, if it is the same in all runs."""
         known = constant_value(tensor)
         answer = value_of_inputs(tensor, self.state) if known is None and self.state else None
