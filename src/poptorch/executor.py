@@ -86,7 +86,9 @@ class PoplarExecutor:
         self._session.reports.advise = lambda captures, priced: Repricer(
             options, captures, priced.system, training
         ).advised(priced)
-        self._run = self._channel._event("modelExecution", self._session.run)
+        run = self._channel._event("modelExecution", self._session.run)
+        # looking up attributes takes long here, because there is a __getattr__
+        self._run = functools.partial(self._session.lock.run, run)
         self._adopt_strategy()
         self._session.wrap()
 
@@ -115,7 +117,7 @@ class PoplarExecutor:
             poptorch.Error: the inputs or the model have any other fault.
         """
         try:
-            return self._session.lock.run(self._run, (args, kwargs))
+            return self._run((args, kwargs))
         except BaseException as error:
             keep_user_frames(error)
             raise
@@ -128,8 +130,8 @@ class PoplarExecutor:
             each: the arguments for each micro-batch.
         """
         try:
-            run = self._session.run_micro_batches
-            return self._session.lock.run(run, arguments, each)
+            with self._session.lock():
+                return self._session.run_micro_batches(arguments, each)
         except BaseException as error:
             keep_user_frames(error)
             raise

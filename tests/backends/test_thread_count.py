@@ -1,6 +1,7 @@
 """How many threads a call runs on, with a clock that says what each number costs."""
 
 import logging
+import operator
 import threading
 from collections import Counter
 
@@ -19,9 +20,9 @@ class Machine:
         self.threads = Threads(lambda: self.now, lambda: self.crowded)
 
     def call(self) -> int:
-        return self.threads.run(self.work)
+        return self.threads.run(self.work, 0, 0)
 
-    def work(self) -> int:
+    def work(self, *_: int) -> int:
         number = torch.get_num_threads()
         self.now += self.one if number == 1 else self.two
         return number
@@ -74,7 +75,7 @@ def test_after_an_exception_the_number_is_the_one_that_the_user_set() -> None:
         machine.call()
 
     with pytest.raises(ZeroDivisionError):
-        machine.threads.run(lambda: 1 / 0)
+        machine.threads.run(operator.truediv, 1, 0)
 
     assert torch.get_num_threads() == 2
 
@@ -218,12 +219,12 @@ def test_a_number_that_another_thread_sets_is_kept() -> None:
     thread.start()
     chosen.wait(60)
 
-    def one() -> None:
+    def one(*_: int) -> None:
         assert torch.get_num_threads() == 1
         limited.set()
         thread.join(60)
 
-    machine.threads.run(one)
+    machine.threads.run(one, 0, 0)
     assert numbers == [2]
 
 

@@ -278,7 +278,8 @@ torch._C: _aoti.alloc_tensors_by_stealing_from_void_ptrs _aoti.unsafe_alloc_void
 torch._C: _dynamo.guards._torchinductor_pyobject_tensor_data_ptr _functorch.get_unwrapped
 torch._C: _functorch.is_batchedtensor
 torch._C: _functorch._is_vmap_fallback_enabled _functorch._set_vmap_fallback_enabled
-torch._C: _AutoDispatchBelowAutograd _is_torch_function_enabled _set_grad_enabled
+torch._C: _AutoDispatchBelowAutograd _is_any_autocast_enabled _is_torch_function_enabled
+torch._C: _set_grad_enabled
 torch._C: _dynamo.guards.TensorGuards _swap_tensor_impl
 torch._C: _DisableTorchDispatch DisableTorchFunction ScriptMethod TensorBase._make_subclass
 torch._C: _set_throw_on_mutable_data_ptr

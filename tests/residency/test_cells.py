@@ -149,7 +149,7 @@ def devices(*trains: bool) -> list[DeviceCopies]:
 def excludes(one: Lock, two: Lock) -> bool:
     """Whether a thread waits for the one while another has the other."""
     with futures.ThreadPoolExecutor(1) as thread, one():
-        return not futures.wait([thread.submit(two.run, int)], 0.05).done
+        return not futures.wait([thread.submit(two.run, int, 0)], 0.05).done
 
 
 def test_models_that_a_trainer_connects_have_one_lock() -> None:
@@ -200,7 +200,7 @@ def test_a_lock_that_is_joined_while_a_thread_is_about_to_take_it_is_taken_with_
     locks = Lock(), Lock()
     locks[held]._held = Interrupted(locks[held]._held, lambda: locks[0].join(locks[1]))
 
-    other_is_held = locks[held].run(lambda: locks[1 - held]._root()._held._is_owned())
+    other_is_held = locks[held].run(lambda other: other._root()._held._is_owned(), locks[1 - held])
 
     assert other_is_held
 
@@ -211,7 +211,7 @@ def test_a_thread_that_holds_one_of_two_joined_locks_excludes_all_others(own: in
 
     with futures.ThreadPoolExecutor(1) as thread, locks[own]():
         locks[0].join(locks[1])
-        waiting = [thread.submit(lock.run, int) for lock in locks]
+        waiting = [thread.submit(lock.run, int, 0) for lock in locks]
         entered = futures.wait(waiting, 0.05, futures.FIRST_COMPLETED).done
 
     assert not entered

@@ -17,6 +17,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from threading import get_ident
 from types import FrameType
 from typing import Any
 
@@ -38,23 +39,21 @@ def _note(signum: int, frame: FrameType | None) -> None:
 class deferred:  # noqa: N801 (used as a function)
     """Delay signals. Blocks may be nested. Python does not run handlers in other threads."""
 
-    __slots__ = ("_mine", "_swapped")
+    __slots__ = ("_mine",)
 
     def __enter__(self) -> None:
         global _depth
-        self._swapped: dict[int, Handler] = {}
-        self._mine = threading.get_ident() == _main
+        self._mine = get_ident() == _main
         if not self._mine:
             return
         if not _depth:
-            if list(map(_signal.getsignal, _NUMBERS)) != _handlers:
+            if [*map(_signal.getsignal, _NUMBERS)] != _handlers:
                 _read_handlers()
-            self._swapped = _theirs
             try:
                 for number in _theirs:
                     _signal.signal(number, _note)
             except BaseException:  # a handler that was not replaced yet
-                _restore_handlers(self._swapped)
+                _restore_handlers(_theirs)
                 raise
         _depth += 1
 
@@ -64,7 +63,7 @@ class deferred:  # noqa: N801 (used as a function)
             return
         _depth -= 1
         if not _depth:
-            _restore_handlers(self._swapped)
+            _restore_handlers(_theirs)
             if noted:
                 check()
 
@@ -73,7 +72,7 @@ class allowed:  # noqa: N801
     """Run handlers immediately within ``deferred``, at a point where the state is consistent."""
 
     def __enter__(self) -> None:
-        self._mine = threading.get_ident() == _main and _depth > 0
+        self._mine = get_ident() == _main and _depth > 0
         if self._mine:
             try:
                 _restore_handlers(_theirs)
@@ -103,7 +102,7 @@ class delivering:  # noqa: N801
         self._thread = threading.Thread(target=self._send, name="poptorch signals", daemon=True)
         self._frame: FrameType | None = sys._getframe(1)
         self._swapped: dict[int, tuple[Any, Handler]] = {}
-        if threading.get_ident() != _main:
+        if get_ident() != _main:
             return
         for number in _NUMBERS:
             handler = _signal.getsignal(number)
@@ -180,7 +179,7 @@ def _restore_handlers(handlers: dict[int, Handler]) -> None:
 def _renew() -> None:
     """Reset the state in a forked process, which has one thread and its own signals."""
     global _depth, _main
-    _depth, _main = 0, threading.get_ident()
+    _depth, _main = 0, get_ident()
     noted.clear()
     _restore_handlers(_theirs)
 
@@ -203,7 +202,7 @@ def check() -> None:
     """Run the handlers of recorded signals. If one raises an exception, the next check runs the
     others.
     """
-    while noted and threading.get_ident() == _main:
+    while noted and get_ident() == _main:
         number, frame = noted.pop(0)
         handler = _theirs.get(number)
         if handler is not None:

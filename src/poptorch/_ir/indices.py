@@ -125,16 +125,15 @@ class IndexRange:
     line: tuple[str, int] | None  # the user's line
 
     def outside(self, value: torch.Tensor) -> list[tuple[int, ...]]:
-        if value.is_meta:  # a buffer of another process, which checks it
+        shape = value.shape
+        count = shape[0] if len(shape) == 1 else shape.numel()
+        if not count or value.is_meta:  # a buffer of another process, which checks it
             return []
-        count = value.numel()
         if count > _FEW:
             least, most = (extreme.item() for extreme in torch.aminmax(value))
-        elif count:
-            numbers = (value if value.dim() == 1 else value.flatten()).tolist()
-            least, most = min(numbers), max(numbers)
         else:
-            return []
+            numbers = (value if len(shape) == 1 else value.flatten()).tolist()
+            least, most = min(numbers), max(numbers)
         if self.least <= least and most <= self.most:
             return []
         bad = (value < self.least) | (value > self.most)

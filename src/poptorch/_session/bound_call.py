@@ -76,7 +76,7 @@ class BoundCall:
         device = weights.device
         if weights.store is not self._store:
             return None
-        if device.near or device.stale or not (optimizer is None or optimizer.is_settled):
+        if device.near or device.stale or not (optimizer is None or optimizer.is_settled()):
             return None
         if not self._model.is_still(self._mode):
             return None

@@ -230,7 +230,7 @@ class Session:
         if call is not None:
             tensors = call.tensors_of(arguments)
             if tensors is not None:
-                return self._returned(*call.run(tensors, tensors, started))
+                return self._returned(call.run(tensors, tensors, started))
         return self._call(arguments) if self.programs.all else self._first_call(arguments)
 
     def _first_call(self, arguments: Arguments) -> Any:
@@ -256,7 +256,7 @@ class Session:
             # replaced, and its compilation in another process, would live until a collection.
             unlike = error.with_traceback(None)
         else:
-            return self._returned(*call.run(*prepared))
+            return self._returned(call.run(*prepared))
         parts = self._shares(arguments)
         if not parts or self._has_others(parts):
             try:
@@ -265,8 +265,8 @@ class Session:
                 if not (parts and error.of_batch):
                     raise
             else:
-                return self._returned(*call.run(*prepared))
-        return self._returned(*self._run_shares(parts, unlike))
+                return self._returned(call.run(*prepared))
+        return self._returned(self._run_shares(parts, unlike))
 
     def _bind_other_sizes(
         self, arguments: Arguments, unlike: Error
@@ -348,7 +348,7 @@ class Session:
     def run_micro_batches(self, arguments: Arguments, each: Sequence[Arguments]) -> Any:
         """Run one update of a batch whose micro-batches, given by themselves, differ in size."""
         bound = [self.model.signature.bind(own) for own in each]
-        return self._returned(*self._run_shares([(unequal_share(bound), arguments)]))
+        return self._returned(self._run_shares([(unequal_share(bound), arguments)]))
 
     def _shares(self, arguments: Arguments) -> list[tuple[Share, Arguments]]:
         """Divide a batch that no program takes as a whole into parts, each with its share. The list
@@ -404,14 +404,10 @@ class Session:
         results = join_results([results for _, results, _ in done], usual.emitted())
         return done[-1][0], results, (*done[0][2][:2], done[-1][2][2])
 
-    def _returned(
-        self,
-        now: Specialization,
-        results: Sequence[torch.Tensor],
-        before: tuple[float, float, float],
-    ) -> Any:
-        """Return the result of ``forward``; ``before``: when the call began, ran and was ready."""
-        outputs, (started, taken, ready) = now.outputs, before
+    def _returned(self, done: Done) -> Any:
+        """Return the result of ``forward``."""
+        now, results, (started, taken, ready) = done
+        outputs = now.outputs
         returned = outputs.build(results[: outputs.count])
         ended = time.perf_counter()
         moments = started, taken, ready, ended

@@ -25,7 +25,7 @@ import torch
 from torch.utils.dlpack import from_dlpack
 
 from .._base.errors import Error
-from .._base.process_settings import P, R, alone
+from .._base.process_settings import R, alone
 from .._ir.graph import Graph
 from .._ir.plan import Plan, Report
 from .._ir.program import State
@@ -33,7 +33,7 @@ from .._ir.slots import Kind
 from .driver import LoopExecutable, program_report
 from .prepare import accept_strides, copy_half_results, without_writes, written
 from .protocol import Code, Compiled, Executable, Progress
-from .thread_count import Threads
+from .thread_count import A, B, Threads
 
 _NEEDED = ("onnx", "onnxscript", "onnxruntime")
 _INPUT, _CONSTANT, _UNREAD = "", "given to the session", "read by nothing"
@@ -409,5 +409,5 @@ def _with_strides(run: Compiled, graph: Graph) -> Compiled:
 class _OwnThreads(Threads):
     """ONNX Runtime's own threads: the number of torch's threads when a session is made."""
 
-    def run(self, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
-        return function(*args, **kwargs)
+    def run(self, function: Callable[[A, B], R], first: A, second: B) -> R:
+        return function(first, second)

@@ -5,13 +5,16 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Generator, Mapping
+from typing import TypeVar
 
 import torch
 
 from .._base import interrupts, log
-from .._base.process_settings import P, R, alone
+from .._base.process_settings import R, alone
 from .._base.resources import is_crowded
 
+A = TypeVar("A")
+B = TypeVar("B")
 Trials = Generator[tuple[int, int], list[float], None]
 
 # seconds of trying, and the minimum number of trials for each number of threads
@@ -58,16 +61,17 @@ class Threads:
         self.chosen = 0  # number of threads for the next call
         self.decision = ""  # the decision and its reason, in words
 
-    def run(self, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
+    def run(self, function: Callable[[A, B], R], first: A, second: B) -> R:
+        """Call a function with two arguments."""
         user = torch.get_num_threads()
         if user == 1 or torch.are_deterministic_algorithms_enabled():
             self._user, self.decision = 0, ""
-            return function(*args, **kwargs)
+            return function(first, second)
         if user != self._user:
             self._begin(user)
         start = self._clock()
-        result = (alone(function, *args, **kwargs) if self.chosen == 1
-                  else function(*args, **kwargs))  # fmt: skip
+        result = (alone(function, first, second) if self.chosen == 1
+                  else function(first, second))  # fmt: skip
         self._seconds.append(self._clock() - start)
         if len(self._seconds) >= self._calls:
             self._exchange_seconds()

@@ -94,7 +94,6 @@ class DeviceState:
     def _read_from(self, link: Any) -> None:
         raise NotImplementedError
 
-    @property
     def _is_settled(self) -> bool:
         """Return whether nothing has to be written to the device, or reported."""
         return not (self.ipu_state_is_dirty or self._has_lost_edits)

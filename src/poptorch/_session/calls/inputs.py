@@ -603,37 +603,42 @@ class Indices:
     preconditions: Callable[[], Iterable[IndexRange]]
     paths: Sequence[str]
 
-    def check(self, batch: Sequence[torch.Tensor], state: State) -> None:
-        for each in self.ranges:
-            error = self._error(each, batch, state, _CHECKED)
-            if error is not None:
-                raise error
+    def check(
+        self,
+        batch: Sequence[torch.Tensor],
+        state: State,
+        others: Iterable[IndexRange] | None = None,
+    ) -> None:
+        """Raise an error about the first index that is out of a range, or of ``others``."""
+        for each in self.ranges if others is None else others:
+            slot = each.slot
+            value = batch[slot.index] if slot.kind is Kind.BATCH else state.values[slot.key]
+            places = each.outside(value)
+            if places:
+                more = [_CHECKED] if others is None else []
+                raise self._error(each, places[0], value[places[0]].item(), more)
 
     def explain(self, error: BaseException, batch: Sequence[torch.Tensor], state: State) -> None:
         """Raise an error that names the input, if an index is the reason why a call failed."""
         if isinstance(error, RuntimeError | IndexError) and _COMPLAINT.search(str(error)):
-            errors = (self._error(each, batch, state) for each in self.preconditions())
-            better = next(filter(None, errors), None)
-            if better is not None:
+            try:
+                self.check(batch, state, self.preconditions())
+            except Error as better:
                 better.__notes__ = getattr(error, "__notes__", [])
                 raise better from error
 
     def _error(
-        self, index_range: IndexRange, batch: Sequence[torch.Tensor], state: State, *more: str
-    ) -> Error | None:
-        """Return an error about the first index that is out of a range."""
-        slot, is_input = index_range.slot, index_range.slot.kind is Kind.BATCH
-        value = batch[slot.index] if is_input else state.values[slot.key]
-        places = index_range.outside(value)
-        if not places:
-            return None
-        name = self.paths[slot.index] if is_input else slot.path
+        self, index_range: IndexRange, place: tuple[int, ...], value: float, more: Sequence[str]
+    ) -> Error:
+        """Return an error about an index that is out of a range."""
+        slot = index_range.slot
+        name = self.paths[slot.index] if slot.kind is Kind.BATCH else slot.path
         besides = "".join(f", or {each}" for each in sorted(index_range.ignored))
-        at = f"[{', '.join(map(str, places[0]))}]" if places[0] else ""
+        at = f"[{', '.join(map(str, place))}]" if place else ""
         line = "" if index_range.line is None else f", at {source.describe(*index_range.line)}"
         return Error(
             "Index out of range",
-            got=f'input "{name}"{at} is {value[places[0]].item()}; {index_range.operator} '
+            got=f'input "{name}"{at} is {value}; {index_range.operator} '
             f"takes {index_range.least} to {index_range.most}{besides}{line}",
             fix=(
                 (

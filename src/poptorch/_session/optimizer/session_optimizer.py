@@ -49,7 +49,7 @@ class SessionOptimizer:
         self._hooks = _hooks_of(optimizer)
         self._snapshot = _snapshot(optimizer, self._hooks)
         self._state = _state_of(optimizer, self._snapshot)  # errors are reported immediately
-        self.given = optimizer
+        self.given, self._members = optimizer, members_of(optimizer)
         self.spec: OptimSpec | None = None  # the compiled form
         # whether the user's optimizer has another structure than the compiled one
         self.outdated = False
@@ -160,7 +160,8 @@ class SessionOptimizer:
 
     def _replace(self, optimizer: torch.optim.Optimizer) -> None:
         self._state._detach_device()
-        self.given, self._state = optimizer, _state_of(optimizer, self._snapshot)
+        self.given, self._members = optimizer, members_of(optimizer)
+        self._state = _state_of(optimizer, self._snapshot)
         if self._store is None:
             return
         self._state._attach_device(self)
@@ -259,10 +260,9 @@ class SessionOptimizer:
             # keep the cached state for the next device
             state.set_state_dict(state.get_state_dict())
 
-    @property
     def is_settled(self) -> bool:
         """Return whether ``prepare_run`` would do nothing."""
-        return self._state._is_settled and not (self.outdated or self._untold)
+        return self._state._is_settled() and not (self.outdated or self._untold)
 
     def prepare_run(self) -> bool:
         """Write state to the device that was loaded since the last run. Return whether another
@@ -320,7 +320,7 @@ class SessionOptimizer:
             self._state._synchronise()
             self.change_checks.expect()
         # Torch's schedulers warn if no step was made, but the device has made the steps.
-        for each in members_of(self.given):
+        for each in self._members:
             each._opt_called = True  # type: ignore[attr-defined]
 
     def _upload(self, with_values: bool) -> None:

@@ -103,10 +103,9 @@ class TorchState(DeviceState):
         self.steps = {}
         self._watch()
 
-    @property
     def _is_settled(self) -> bool:
         if self._read or not self._watches:
-            return super()._is_settled
+            return super()._is_settled()
         # this is evaluated before each call, and usually nothing has been read
         for optimizer, watched in self._watching:
             if optimizer.state is not watched or watched.changed:

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from ... import _capture, _compile
-from ..._base import log
+from ..._base import log, private
 from ..._base.errors import Error
 from ..._data import loader_warnings
 from ..._ir import slots
@@ -64,6 +64,8 @@ class Model:
         self.groupings: dict[str, GroupingRequest] = {}
         self._entry = entry
         self._trained, self._has_warned = trained, False
+        # torch's public function looks up the device by its name
+        self._may_cast: Callable[[], bool] = private.optional("is_any_autocast_enabled") or _casts
         self._use_modules(list(module.modules()))
         self._flags = self._read_flags()
         # what train() of the user's model leaves, and the modes that are compiled
@@ -71,14 +73,14 @@ class Model:
         self._mode = self._flags[1:]
 
     def _use_modules(self, modules: list[nn.Module]) -> None:
-        self._modules = modules
-        owns = list(map(vars, modules))  # looking these up takes two thirds of the time
+        self._modules, every = modules, [self.users, *modules]
+        owns = list(map(vars, every))  # looking these up takes two thirds of the time
         are_there = all("training" in own for own in owns)  # not the case for TorchScript modules
-        read = (_own_training, owns) if are_there else (_training, modules)
-        self._read_modes: Callable[[], Iterator[bool]] = functools.partial(map, *read)
+        read = (_own_training, owns) if are_there else (_training, every)
+        self._flags_now: Callable[[], Iterator[bool]] = functools.partial(map, *read)
 
     def _read_flags(self) -> TrainingFlags:
-        return (self.users.training, *self._read_modes())
+        return tuple(self._flags_now())
 
     def follow_mode(self) -> CallMode:
         """Return the conditions for which separate programs are compiled."""
@@ -135,9 +137,9 @@ class Model:
         """
         mode, dtype = before
         return (
-            (self.users.training, *self._read_modes()) == self._flags
+            tuple(self._flags_now()) == self._flags
             and mode == self._mode
-            and (_autocast() if torch.is_autocast_enabled("cpu") else None) is dtype
+            and (_autocast() if self._may_cast() else None) is dtype
         )
 
     def _keeps_mode(self) -> bool:
@@ -151,7 +153,7 @@ class Model:
         if not self._keeps_mode():
             yield
             return
-        set_by_user = tuple(self._read_modes())
+        set_by_user = self._read_flags()[1:]
         self._set_training(self._mode)
         try:
             yield
@@ -288,8 +290,12 @@ class Model:
         )
 
 
+def _casts() -> bool:
+    return torch.is_autocast_enabled("cpu")
+
+
 def _autocast() -> torch.dtype | None:
-    return torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
+    return torch.get_autocast_dtype("cpu") if _casts() else None
 
 
 def _state_slot(

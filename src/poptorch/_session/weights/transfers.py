@@ -148,7 +148,10 @@ class Transfers:
         self.periodic_checks.due = 0.0
         # If the device is not newer, nothing waits for the lock. In particular, compilation does
         # not.
-        return self.device.newer > 0 and self.lock.run(self.bring_down)
+        if not self.device.newer:
+            return False
+        with self.lock():
+            return self.bring_down()
 
     def bring_down(self, local_only: bool = False) -> bool:
         """Copy weights to the host. With ``local_only``, exchange nothing with other processes."""
