@@ -298,7 +298,7 @@ class _PreparedRun:
         graph = self._graph = program.graphs[name]
         outputs, inputs = returned(graph), list(enumerate(graph.inputs))
         self._batch = [(at, s.index) for at, s in inputs if s.kind is Kind.BATCH]
-        self._block = _block(self._batch)
+        block = _block(self._batch)
         self._counters = [(at, s) for at, s in inputs if s.kind is Kind.COUNTER]
         values = [(at, s.key) for at, s in inputs if s.kind is Kind.VALUE]
         self._taken = [(at, key) for at, key in values if key not in ready]
@@ -310,13 +310,20 @@ class _PreparedRun:
             [state.read(s, replica) if s.is_state else ready.get(s.key) for _, s in inputs]
             for replica in range(1 if stacked else program.loops.replicas)
         ]
+        # the arguments before and after the batch, if it is passed as a whole
+        self._around = (
+            [(each[: block.start], each[block.stop :]) for each in self._arguments]
+            if block is not None
+            else None
+        )
         self.emitted = [slot.key for slot in outputs]
 
     def __call__(self, batch: Sequence[torch.Tensor], point: Point) -> Sequence[torch.Tensor]:
-        arguments = self._arguments[point.replica].copy()
-        if len(batch) == len(self._batch) and self._block is not None:
-            arguments[self._block] = batch
+        if self._around is not None and len(batch) == len(self._batch):
+            before, after = self._around[point.replica]
+            arguments = [*before, *batch, *after]
         else:
+            arguments = self._arguments[point.replica].copy()
             for place, given in self._batch:
                 arguments[place] = batch[given]
         if not self._has_batch_alone:

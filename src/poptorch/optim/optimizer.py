@@ -69,6 +69,11 @@ class DeviceState:
     _device: weakref.ref[Any] | None = None  # a SessionOptimizer
 
     @property
+    def writes_numbers(self) -> bool:
+        """Return whether the step changes groups or the optimizer itself."""
+        return False
+
+    @property
     def _link(self) -> Any:
         return self._device() if self._device is not None else None
 

@@ -315,7 +315,7 @@ class SessionOptimizer:
 
     def after_run(self, updates: int) -> None:
         self._state._ran(updates)
-        if isinstance(self._state, TracedState) and self._state.writes_numbers:
+        if self._state.writes_numbers:
             # values that the step itself changes in groups are not changed settings
             self._state._synchronise()
             self.change_checks.expect()
