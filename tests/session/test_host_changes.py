@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy
@@ -18,7 +18,8 @@ from torch.nn.utils import parametrizations
 
 import poptorch
 from helpers.cases import every_pair
-from helpers.wrapping import PAUSE, Calling, Graded, inference, options, training
+from helpers.wrapping import PAUSE, Calling, Graded, Having, inference, options, training
+from poptorch._base.thread_safety import only_in_this_thread
 from poptorch._session.host_changes import ChangeCheck, PeriodicChecks, periodic_checks
 
 X, Y = torch.randn(2, 3), torch.randn(2, 2)
@@ -312,6 +313,108 @@ def test_a_program_that_is_compiled_again_contains_the_changes(
     torch.testing.assert_close(run(executor), expected.detach())
     run(executor, 2)
     assert torch.equal(model.first.weight, before)
+    assert NOT_FOLLOWED not in caplog.text
+
+
+REGISTER = [
+    nn.modules.module.register_module_forward_hook,
+    nn.modules.module.register_module_forward_pre_hook,
+    nn.modules.module.register_module_full_backward_hook,
+    nn.modules.module.register_module_full_backward_pre_hook,
+]
+
+
+@pytest.mark.parametrize("register", REGISTER)
+def test_a_warning_names_a_hook_on_all_modules_that_is_registered_later(
+    register: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    executor = inference(Net())
+    run(executor)
+
+    with register(lambda *_: None):
+        run(executor, 3)
+
+    assert caplog.text.count("1 hooks on all modules") == 1
+
+
+def test_a_warning_says_that_a_hook_on_all_modules_was_removed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    executor = inference(Net())
+    with nn.modules.module.register_module_forward_hook(lambda *_: None):
+        run(executor)
+
+    run(executor)
+
+    assert "1 hooks on all modules" in caplog.text
+
+
+def test_a_model_is_compiled_with_a_hook_on_all_modules_after_destroy() -> None:
+    model = nn.Linear(3, 2)
+    executor = inference(model)
+    run(executor)
+
+    with nn.modules.module.register_module_forward_hook(lambda _, args, result: result * 2):
+        executor.destroy()
+        result, expected = run(executor), model(X)
+
+    torch.testing.assert_close(result, expected)
+
+
+def test_hooks_of_a_capture_in_another_thread_cause_no_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    executor = inference(Net())
+    run(executor)
+
+    hook = only_in_this_thread(lambda *_: None)
+    with nn.modules.module.register_module_forward_hook(hook):
+        run(executor)
+
+    assert NOT_FOLLOWED not in caplog.text
+
+
+@pytest.fixture
+def default_type() -> Iterator[Callable[[torch.dtype], None]]:
+    """Return the function that sets torch's default type, which is restored after the test."""
+    before = torch.get_default_dtype()
+    yield torch.set_default_dtype
+    torch.set_default_dtype(before)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda _, x: x * torch.ones(3),
+        lambda _, x: x + torch.arange(3) / 2,
+        lambda _, x: x * torch.tensor(0.5),
+        lambda _, x: torch.where(x > 0, 1.0, 0.0),
+    ],
+    ids=["ones", "a quotient", "a constant", "numbers"],
+)
+def test_a_warning_names_another_default_type_if_the_program_uses_it(
+    function: Callable[..., Any],
+    default_type: Callable[[torch.dtype], None],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    executor = poptorch.inferenceModel(Having(function), options())
+    run(executor)
+
+    default_type(torch.float64)
+    run(executor, 3)
+
+    assert caplog.text.count("set_default_dtype(torch.float64), which was torch.float32") == 1
+
+
+def test_another_default_type_causes_no_warning_if_the_program_does_not_use_it(
+    default_type: Callable[[torch.dtype], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    executor = inference(Net())
+    run(executor)
+
+    default_type(torch.float64)
+    run(executor)
+
     assert NOT_FOLLOWED not in caplog.text
 
 

@@ -42,7 +42,13 @@ from .calls import (
     unequal_share,
     why_fixed,
 )
-from .host_changes import array_check, decision_check, seed_checks, structure_checks
+from .host_changes import (
+    array_check,
+    decision_check,
+    default_type_checks,
+    seed_checks,
+    structure_checks,
+)
 from .optimizer import SessionOptimizer
 from .programs import CallMode, Model, Programs, Specialization, Task, check_saved, paths_of
 from .random import Randomness
@@ -188,6 +194,7 @@ class Session:
                 self.model.module, self.model.users, self.model.wrapped_forward, tensors
             ),
             decision_check(micro.decided, tensors),
+            *default_type_checks(micro.graph, micro.constants.values()),
             *seed_checks(compiled.plan.program.graphs.values(), spec.target.seed),
             *task.attributes.checks(constants.values()),
             array_check(task.inputs.bound.constants),

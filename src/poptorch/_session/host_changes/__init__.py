@@ -5,7 +5,7 @@ compare values, too, but cause a compilation; these checks only warn. All change
 message, and each of them is reported once.
 """
 
-from .captured_values import decision_check, seed_checks
+from .captured_values import decision_check, default_type_checks, seed_checks
 from .change_check import ChangeCheck, is_same, replaced_layers, shorten
 from .host_weights import weights_check
 from .model_structure import structure_checks
@@ -18,6 +18,7 @@ __all__ = [
     "PeriodicChecks",
     "array_check",
     "decision_check",
+    "default_type_checks",
     "is_same",
     "replaced_layers",
     "seed_checks",

@@ -1,5 +1,5 @@
-"""Check whether values that the capture of ``forward`` used are still the same: the seed, and
-tensors that decided branches and shapes.
+"""Check whether values that the capture of ``forward`` used are still the same: the seed, the
+default type, and tensors that decided branches and shapes.
 """
 
 from __future__ import annotations
@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
+from torch import fx
 
 from ..._base import seeding
 from ..._capture import Decision, ModelTensor
@@ -35,6 +36,35 @@ def seed_checks(graphs: Iterable[Graph], chosen: int | None) -> list[ChangeCheck
     else:
         remedy += f"; until then, the program draws from the seed of options.randomSeed({chosen})"
     return [ChangeCheck(seeding.last, changes, remedy)]
+
+
+def default_type_checks(graph: Graph, constants: Iterable[torch.Tensor]) -> list[ChangeCheck]:
+    """Return the check of ``torch.get_default_dtype()``, if the graph of a micro-batch or its
+    constants depend on it.
+    """
+    uses = any(each.dtype == torch.get_default_dtype() for each in constants)
+    if not uses and not any(map(_has_default_type, graph.module.graph.nodes)):
+        return []
+
+    def changes(before: torch.dtype) -> Iterator[str]:
+        yield f"torch.set_default_dtype({torch.get_default_dtype()}), which was {before}"
+
+    return [ChangeCheck(torch.get_default_dtype, changes, DESTROY)]
+
+
+def _has_default_type(node: fx.Node) -> bool:
+    """Return whether the type of a result is torch's default, as that of ``torch.ones(3)``."""
+    if node.op != "call_function" or not _is_floating(node):
+        return False
+    if node.target is not torch.ops.aten.scalar_tensor.default and node.kwargs.get("dtype"):
+        return False
+    return not any(map(_is_floating, node.all_input_nodes))
+
+
+def _is_floating(node: fx.Node) -> bool:
+    value = node.meta.get("val")
+    tensors = value if isinstance(value, (list, tuple)) else [value]
+    return any(isinstance(each, torch.Tensor) and each.dtype.is_floating_point for each in tensors)
 
 
 def decision_check(decided: Sequence[Decision], tensors: Mapping[str, ModelTensor]) -> ChangeCheck:

@@ -11,10 +11,16 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
+from ..._base import private
 from ..._capture import ModelTensor, hooks_of
 from ...ops.blocks import starts_block
 from .change_check import DESTROY, WRAP, ChangeCheck, shorten
 
+_GLOBAL = (
+    "global_forward_hooks", "global_forward_pre_hooks", "global_backward_hooks",
+    "global_backward_pre_hooks",
+)  # fmt: skip
+_EVERYWHERE = -1  # the number of a layer, for hooks on all modules
 _children = operator.methodcaller("values")
 _own_forward = operator.methodcaller("get", "forward")
 _requires_grad = operator.attrgetter("tensor.requires_grad")
@@ -85,6 +91,7 @@ def _forwards(read: Callable[[], list[Any]], kinds: Sequence[type], remedy: str)
 
 def _hooks(modules: Sequence[nn.Module], parameters: Sequence[ModelTensor]) -> ChangeCheck:
     """Return the check of hooks. New hooks are visible in the handles that torch has given out."""
+    of_all = [hooks for name in _GLOBAL if (hooks := private.optional(name)) is not None]
 
     def present() -> set[tuple[int, Any]]:
         layers = (
@@ -95,19 +102,28 @@ def _hooks(modules: Sequence[nn.Module], parameters: Sequence[ModelTensor]) -> C
             if not starts_block(hook)  # BeginBlock has its own warning
         )
         own = enumerate((hooks_of(p.tensor) for p in parameters), start=len(modules))
-        return {*layers, *((number, hook) for number, hooks in own for hook in hooks)}
+        everywhere = (
+            (_EVERYWHERE, hook)
+            for hooks in of_all
+            for hook in list(hooks.values())
+            if not str(getattr(hook, "__module__", "")).startswith("poptorch.")  # other threads
+        )
+        return {*layers, *everywhere, *((number, hook) for number, hooks in own for hook in hooks)}
 
     known = present()
     layers = [hooks for module in modules for hooks in _own_hooks(module) if hooks]
     own = [hooks for p in parameters if (hooks := p.tensor._backward_hooks)]
 
     def counts() -> tuple[int, list[int]]:
-        return RemovableHandle.next_id, [len(hooks) for hooks in (*layers, *own)]
+        return RemovableHandle.next_id, [len(hooks) for hooks in (*layers, *own, *of_all)]
 
     def changes(_: object) -> Iterator[str]:
-        different = present() ^ known
-        if different:
-            yield f"{len(different)} hooks on layers or parameters"
+        different = [number for number, _ in present() ^ known]
+        everywhere = different.count(_EVERYWHERE)
+        if len(different) > everywhere:
+            yield f"{len(different) - everywhere} hooks on layers or parameters"
+        if everywhere:
+            yield f"{everywhere} hooks on all modules"
 
     return ChangeCheck(counts, changes, DESTROY)
 
