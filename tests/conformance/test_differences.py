@@ -89,7 +89,7 @@ SHOWN = {
     "an argument that `forward` changes in place may share memory with another one": "session/calls/test_arguments.py::test_an_input_that_forward_changes_may_not_share_memory_with_another_one",
     "Python in `forward` runs at every call": "capture/test_explain.py::test_python_in_forward_and_hooks_runs_at_capture_only",
     "a replaced or parametrized layer, another `forward`, number format, `requires_grad` or block takes effect at the next call": "session/test_host_changes.py::test_one_message_lists_all_changes_once",
-    "hooks that you add to optimizers, parameters or layers later take effect": "session/test_host_changes.py::test_a_warning_names_hooks_that_an_optimizer_gets_later",
+    "hooks that you add later to optimizers, parameters, layers or all modules take effect": "session/test_host_changes.py::test_a_warning_names_hooks_that_an_optimizer_gets_later",
     "a tensor that `forward` stores in an attribute can be read": "conformance/test_differences.py::test_stored_tensors_hold_no_values",
     "weights and buffers that you change are used in the next step": "session/test_host_changes.py::test_one_message_lists_all_changes_once",
     "Adam counts the steps of each weight": "optim/test_state.py::test_a_weight_that_has_made_fewer_steps_than_others_is_named",
