@@ -332,6 +332,8 @@ torch.fx.experimental.proxy_tensor: make_fx proxy_call set_proxy_slot
 torch.fx.experimental.symbolic_shapes: DimDynamic ShapeEnv
 torch.fx.graph_module: _loader
 torch.fx.proxy: TracerBase.create_node
+torch.nn.modules.module: _global_backward_hooks _global_backward_pre_hooks
+torch.nn.modules.module: _global_forward_hooks _global_forward_pre_hooks
 torch.random: _manual_seed_impl
 torch.utils._sympy.functions: FloorDiv Max ModularIndexing
 torch.fx.passes.shape_prop: _extract_tensor_metadata
