@@ -311,6 +311,19 @@ def test_a_program_that_was_checked_is_not_checked_again() -> None:
     assert calls.count(False) == 1
 
 
+def test_a_model_with_other_code_is_checked_although_its_program_is_known() -> None:
+    def right(_: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * 4.5
+
+    def wrong(_: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * (4.5 if captured(x) else 5.5)
+
+    poptorch.inferenceModel(Having(right), checking())(torch.randn(4, 3))
+
+    with pytest.raises(poptorch.Error, match="does not agree with eager PyTorch"):
+        poptorch.inferenceModel(Having(wrong), checking())(torch.randn(4, 3))
+
+
 def test_models_that_eager_pytorch_refuses_are_not_compared() -> None:
     def function(self: Any, x: torch.Tensor) -> torch.Tensor:
         if not captured(x):

@@ -26,6 +26,7 @@ from .._ir.slots import Kind
 from .._ir.spec import OptimSpec
 from ..backends.prepare import accept_strides
 from .cache import Store
+from .code_digest import code_digest
 
 _, ERROR, OFF = env.REACTIONS
 _SHOWN = 4  # largest number of differences in a message
@@ -90,7 +91,7 @@ class EagerCheck:
         """
         if self._before is None:
             return micro
-        self._key = _key_of([micro.graph])
+        self._key = _key_of([micro.graph], code_digest(self._request.module))
         if self._is_known("") and not self._changes_values(micro, self._before):
             return micro
         needed, free = _needed(micro.graph), available_memory()
