@@ -66,6 +66,10 @@ class LoopExecutable:
         self._writes = any(graph.updates for graph in plan.program.graphs.values())
         self._keys: RandomKeys | None = None
         self._modes = ResultModes(plan.program)
+        self._points = list(_points(plan.program))
+        self._is_one_run = self._runs_once()
+        # whether ``_once`` may run the program
+        self._is_simple = self._is_one_run and not (self._random or self.by_call)
         self._handed: dict[str, torch.Tensor] = {}  # passed from one graph to the next
         self._in_flight: list[Any] = []
         self._threads = Threads()
@@ -183,13 +187,7 @@ class LoopExecutable:
         (graph,) = self._program.graphs.values()
         return not any(map(is_effect, graph.module.graph.nodes))
 
-    @functools.cached_property
-    def _is_simple(self) -> bool:
-        """Return whether ``_once`` may run the program."""
-        return self._is_one_run and not (self._random or self.by_call)
-
-    @functools.cached_property
-    def _is_one_run(self) -> bool:
+    def _runs_once(self) -> bool:
         """Return whether the program is one run of one graph, and returns what that returns."""
         program, result_modes = self._program, self._modes
         several = len(self._points) > 1 or len(program.graphs) > 1
@@ -223,10 +221,6 @@ class LoopExecutable:
         if self._prepares:
             assert state.bound is not None
             state.bound = self, state.writes.count, state.bound[2]
-
-    @functools.cached_property
-    def _points(self) -> list[Point]:
-        return list(_points(self._program))
 
     def _give_up(self) -> None:
         in_flight, self._in_flight = self._in_flight, []
