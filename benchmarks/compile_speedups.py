@@ -112,7 +112,10 @@ REPLACEMENTS: dict[str, tuple[tuple[str, ...], Disable]] = {
     "stride": (("cnn",), without_replacement("stride_at_vec_range")),
     "one handler": (("cnn",), without_replacement("DtypePropagationOpsHandler")),
     "patterns": (("cnn",), replaced("compile_speedups", "patterns", lambda graph: {})),
-    "simplify": (("cnn",), without_replacement("simplify_with_ranges")),
+    "simplify without ranges": (("cnn",), without_replacement("simplify_with_ranges")),
+    "indices are simplified once": (("cnn",), without_replacement("simplify")),
+    "loops that never run": (("cnn",), without_replacement("codegen")),
+    "values behind products": (("mlp", "cnn"), without_replacement("incremental_update")),
     "equal ranges": (("mlp", "cnn"), without_replacement("tighten")),
     "templates": (("mlp",), replaced("backend", "parsed_when_used", contextlib.nullcontext)),
     "torch's folders": (

@@ -47,6 +47,17 @@ def test_an_invalid_level_fails_at_import() -> None:
     assert "Unknown log level: LOUD" in done.stderr
 
 
+@pytest.mark.full("starts a process to import in")
+def test_importing_looks_for_no_garbage() -> None:
+    code = (
+        "import gc, torch\n"
+        "before = [every['collections'] for every in gc.get_stats()]\n"
+        "import poptorch\n"
+        "print([every['collections'] for every in gc.get_stats()] == before)\n"
+    )
+    assert python(code).stdout == "True\n"
+
+
 @pytest.mark.spec("runtime", 3, 4, 5)
 def test_log_levels_are_names_or_numbers_and_others_are_refused(
     caplog: pytest.LogCaptureFixture,

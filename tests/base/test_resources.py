@@ -1,5 +1,6 @@
-"""What the machine has available, as files of the system describe it."""
+"""What the machine has available, as files of the system describe it, and rare collections."""
 
+import gc
 import os
 from pathlib import Path
 
@@ -49,3 +50,17 @@ def test_a_machine_with_one_core_is_not_crowded(
     monkeypatch.setattr(os, "cpu_count", lambda: 1)
 
     assert not is_crowded()
+
+
+def test_garbage_is_collected_rarely_within_a_block() -> None:
+    with resources.collecting_rarely():
+        assert gc.get_threshold()[0] == resources.COLLECTING
+
+
+def test_garbage_is_collected_as_before_after_a_block_that_fails() -> None:
+    before = gc.get_threshold()
+
+    with pytest.raises(LookupError), resources.collecting_rarely():
+        raise LookupError
+
+    assert gc.get_threshold() == before

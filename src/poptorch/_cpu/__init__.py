@@ -15,7 +15,7 @@ What happens to a graph
 4. Torch's compiler generates C++ code. ``kernel_templates`` shortens the import of this compiler.
    ``in_place_writes`` puts updates of the state where they save memory, and ``product_kernels``
    calls the libraries that ``product_libraries`` has measured. ``compile_speedups`` replaces
-   functions of torch that take long.
+   functions of torch that take long, and ``unneeded_work`` those whose results are known or unused.
 5. The C++ compiler (``toolchain``) reads the few ``headers`` that the code needs, and
    ``compiled_code`` stores the result. ``joint_kernels`` builds the kernels of code that stays in
    Python.

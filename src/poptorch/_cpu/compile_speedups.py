@@ -21,7 +21,7 @@ from torch import fx
 
 from .._base import interrupts, private, timing
 from .._base.resources import IDLE, Cores
-from . import headers, joint_kernels, symbolic_indices
+from . import headers, joint_kernels, symbolic_indices, unneeded_work
 from .toolchain import has_vectors
 
 aten = torch.ops.aten
@@ -74,6 +74,7 @@ def replacements() -> Mapping[str, Callable[..., Any]]:
         "cpp_pybinding": joint_kernels.together(),
         "get_torch_related_args": _paths,
         "get_cpp_torch_device_options": _for_the_device,
+        **unneeded_work.replacements(),
     }
     if has_vectors():  # torch also asks the processor, and then tries it out in a library
         named["check_build"] = lambda usual, self, code: True

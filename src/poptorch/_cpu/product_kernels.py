@@ -51,6 +51,14 @@ def choose_library(graph: fx.Graph) -> None:
                 node.target = ours
 
 
+def chosen_products(graph: fx.Graph) -> list[fx.Node]:
+    """Return the products that call the library that is chosen for them."""
+    if not private.has(private.PRODUCTS):
+        return []
+    kinds = _operators().values()
+    return [node for ours in kinds for node in graph.find_nodes(op="call_function", target=ours)]
+
+
 @functools.cache
 def _operators() -> dict[Any, Any]:
     made = {}
