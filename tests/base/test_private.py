@@ -314,12 +314,14 @@ torch._inductor.cpu_vec_isa: VecISA.check_build
 torch._inductor.decomposition: select_decomp_table
 torch._inductor.exc: CppCompileError
 torch._inductor.fx_passes.joint_graph: joint_graph_passes lazy_init
+torch._inductor.fx_utils: FakeTensorUpdater.incremental_update
 torch._inductor.graph: make_fallback
 torch._inductor.ir: ExternKernel FixedLayout PermuteView TensorBox
 torch._inductor.lowering: lowerings register_lowering
 torch._inductor.mkldnn_ir: LinearUnary _create_output_node
-torch._inductor.scheduler: SchedulerNode.recompute_size_and_body SchedulerNode.set_read_writes
-torch._inductor.sizevars: SizeVarAllocator._simplify_with_ranges
+torch._inductor.scheduler: SchedulerNode.codegen SchedulerNode.recompute_size_and_body
+torch._inductor.scheduler: SchedulerNode.set_read_writes
+torch._inductor.sizevars: SizeVarAllocator._simplify_with_ranges SizeVarAllocator.simplify
 torch._inductor.virtualized: V
 torch._subclasses.fake_tensor: DataDependentOutputException DynamicOutputShapeException
 torch._subclasses.fake_tensor: FakeTensor FakeTensorMode UnsupportedOperatorException
