@@ -47,17 +47,6 @@ def test_an_invalid_level_fails_at_import() -> None:
     assert "Unknown log level: LOUD" in done.stderr
 
 
-@pytest.mark.full("starts a process to import in")
-def test_importing_never_looks_for_garbage_among_all_objects() -> None:
-    code = (
-        "import gc, torch\n"
-        "before = gc.get_stats()[2]['collections']\n"
-        "import poptorch\n"
-        "print(gc.get_stats()[2]['collections'] - before)\n"
-    )
-    assert python(code).stdout == "0\n"
-
-
 @pytest.mark.spec("runtime", 3, 4, 5)
 def test_log_levels_are_names_or_numbers_and_others_are_refused(
     caplog: pytest.LogCaptureFixture,

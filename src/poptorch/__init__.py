@@ -9,38 +9,30 @@ on chips. optim contains the optimizers. estimate predicts the cost of a program
 help(poptorch.Options) explains every option, and help() works for every other name as well.
 """
 
-from ._base.resources import collecting_rarely as _collecting_rarely
-
-# What is imported stays alive. Garbage collection would take a quarter of the time.
-with _collecting_rarely():
-    from . import autocasting, enums, experimental, ops, optim, options, profiling
-    from ._base import VERSION as _VERSION
-    from ._base import env as _env
-    from ._base import log as _log
-    from ._base.errors import Error, RecoverableError, UnrecoverableError
-    from ._capture import OverwriteContextManager as _OverwriteContextManager
-    from ._checkpoints import Checkpoints
-    from ._planning.planning import Estimate, autoplace, estimate, what_if
-    from .argparsers import (
-        ICustomArgParser,
-        registerCustomArgParser,
-        registerGeometricCustomArgParsers,
-    )
-    from .dataloader import AsynchronousDataAccessor, DataLoader, PadToSizes
-    from .enums import *  # noqa: F403 (its __all__ is every enum)
-    from .executor import PoplarExecutor
-    from .hardware import ipuHardwareIsAvailable, ipuHardwareVersion
-    from .ops import *  # noqa: F403 (its __all__ is PopTorch's contract)
-    from .ops import print as print
-    from .options import *  # noqa: F403 (its __all__ is PopTorch's contract)
-    from .poptorch_core import createPoptorchError
-    from .wrappers import (
-        inferenceModel,
-        load,
-        registerPostCompileHook,
-        registerPreCompileHook,
-        trainingModel,
-    )
+from . import autocasting, enums, experimental, ops, optim, options, profiling
+from ._base import VERSION as _VERSION
+from ._base import env as _env
+from ._base import log as _log
+from ._base.errors import Error, RecoverableError, UnrecoverableError
+from ._capture import OverwriteContextManager as _OverwriteContextManager
+from ._checkpoints import Checkpoints
+from ._planning.planning import Estimate, autoplace, estimate, what_if
+from .argparsers import ICustomArgParser, registerCustomArgParser, registerGeometricCustomArgParsers
+from .dataloader import AsynchronousDataAccessor, DataLoader, PadToSizes
+from .enums import *  # noqa: F403 (its __all__ is every enum)
+from .executor import PoplarExecutor
+from .hardware import ipuHardwareIsAvailable, ipuHardwareVersion
+from .ops import *  # noqa: F403 (its __all__ is PopTorch's contract)
+from .ops import print as print
+from .options import *  # noqa: F403 (its __all__ is PopTorch's contract)
+from .poptorch_core import createPoptorchError
+from .wrappers import (
+    inferenceModel,
+    load,
+    registerPostCompileHook,
+    registerPreCompileHook,
+    trainingModel,
+)
 
 # Names that `from poptorch import *` imports. Modules are left out, because a script may have its
 # own `options` and use torch's `optim`. `poptorch.print` is left out, because it would replace
