@@ -282,6 +282,7 @@ torch._C: _AutoDispatchBelowAutograd _is_any_autocast_enabled _is_torch_function
 torch._C: _set_grad_enabled
 torch._C: _dynamo.guards.TensorGuards _swap_tensor_impl
 torch._C: _DisableTorchDispatch DisableTorchFunction ScriptMethod TensorBase._make_subclass
+torch._C: TensorBase._make_wrapper_subclass
 torch._C: _set_throw_on_mutable_data_ptr
 torch._decomp.decompositions: gru_impl_data lstm_data_impl native_batch_norm_decomposition
 torch._decomp.decompositions: rnn_relu_data rnn_tanh_data

@@ -15,7 +15,7 @@ from helpers.captures import capture
 from helpers.cases import slow_but_the_first
 from helpers.wrapping import Having, normal
 from poptorch._capture import recorded_again
-from poptorch._capture.known_results import KnownResults
+from poptorch._ir.known_results import KnownResults
 
 
 def layers(net: Having, x: torch.Tensor) -> torch.Tensor:

@@ -9,8 +9,8 @@ from torch import fx
 
 from poptorch._base import private
 from poptorch._capture import purity, trace
-from poptorch._capture.known_results import KnownResults
 from poptorch._capture.recorded_calls import recorded_calls
+from poptorch._ir.known_results import KnownResults
 
 Tensors = list[torch.Tensor]
 HALF, FLOAT = torch.bfloat16, torch.float32

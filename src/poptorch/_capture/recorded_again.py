@@ -31,9 +31,11 @@ from torch import fx
 from .._base import private
 from .._base.thread_safety import holding
 from .._ir.compiler_pass import is_left_out
+from .._ir.conditions import expression
+from .._ir.known_results import CallResults, KnownResults, Unlike, is_repeatable
 from .._ir.operators import Operator, call_draws
+from .._ir.symbolic import computes_size
 from .._ops.pointwise_results import likeness, model_of
-from .known_results import CallResults, KnownResults, Result, Unlike
 
 REPEATED_CALLS = "repeated calls"
 aten = torch.ops.aten
@@ -41,7 +43,6 @@ aten = torch.ops.aten
 _INPUTS = "eager_input_vals"
 _calls: ContextVar[_Calls | None] = ContextVar("poptorch_calls", default=None)
 _WRITING = {aten.copy_.default, aten.fill_.Scalar, aten.fill_.Tensor, aten.zero_.default}
-_DEPENDS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
 
 @contextlib.contextmanager
@@ -94,9 +95,7 @@ def _is_plain(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
 
 @functools.cache
 def _is_usual(func: Any) -> bool:
-    if not isinstance(func, Operator) or (func._schema.is_mutable and not _writes_first(func)):
-        return False
-    return _DEPENDS.isdisjoint(func.tags)
+    return is_repeatable(func) or (isinstance(func, Operator) and _writes_first(func))
 
 
 def _writes_first(func: Any) -> bool:
@@ -184,7 +183,7 @@ class _Calls:
                 return slots[id(value)].proxy.node
             if type(value) in (list, tuple):
                 return type(value)(map(node_of, value))
-            return value
+            return self._size(value, tracer) if isinstance(value, torch.SymInt) else value
 
         named = {name: node_of(value) for name, value in kwargs.items()}
         node = self._node(tracer, func, node_of(args), named, self._names[func])
@@ -206,6 +205,11 @@ class _Calls:
                 self._set_slot(each, tracer, kind(fx.Proxy(place, tracer), None))
         return made[0] if known.several is None else known.several(made)
 
+    def _size(self, size: torch.SymInt, tracer: Any) -> Any:
+        """Return the node that computes a symbolic size, or the number that it is known to be."""
+        formula = expression(size)
+        return int(formula) if formula.is_number else self._slot(size, tracer, None).force().node
+
     def _slot_of(self, tensor: torch.Tensor, tracer: Any) -> Any:
         slot = self._slot(tensor, tracer, None)
         if slot is None or slot.constant is not None:
@@ -220,9 +224,9 @@ class _Calls:
         """
         several = type(results) in (tuple, list)
         expected = 1 + len(results) if several else 1
-        count = len(graph.nodes) - before
-        nodes = list(itertools.islice(reversed(graph.nodes), count))[::-1]
-        if not tensors or count != expected or nodes[0].target is not func:
+        added = itertools.islice(reversed(graph.nodes), len(graph.nodes) - before)
+        nodes = [node for node in added if not computes_size(node)][::-1]
+        if not tensors or len(nodes) != expected or nodes[0].target is not func:
             return None
         notes = [node.meta.get("tensor_meta") for node in nodes[several:]]
         known = self._results.outcome(func, tensors, results, notes)
@@ -237,7 +241,7 @@ class _Calls:
         self, func: Any, tensors: list[torch.Tensor], args: Any, kwargs: Any
     ) -> CallResults | None:
         """Return what torch would make of a call of an operator that it records as it is."""
-        like = self._likeness(func, args, kwargs)
+        like = self._likeness(func, tensors, args, kwargs)
         known = self._pointwise.get(like)
         if known is not None and (model := model_of(tensors, known.written)) is not None:
             return _resized(known, model)
@@ -252,9 +256,11 @@ class _Calls:
                 self._pointwise[like] = made
         return made
 
-    def _likeness(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def _likeness(self, func: Any, tensors: list[Any], args: Any, kwargs: Any) -> Any:
         """Return a key of calls whose results differ only in their shape; None if it is unknown."""
         if torch.Tag.pointwise not in func.tags:
+            return None
+        if any(each._has_symbolic_sizes_strides for each in tensors):
             return None
         like = likeness(args, kwargs, lambda tensor: tensor.requires_grad)
         return None if like is None else (func, *like)
@@ -281,4 +287,5 @@ def _resized(known: CallResults, like: torch.Tensor) -> CallResults:
     shape, stride = tuple(like.shape), like.stride()
     offset = int(like.storage_offset()) if known.written else 0
     described = result.described._replace(shape=like.shape, stride=stride)
-    return replace(known, results=(Result(shape, stride, result.dtype, offset, described),))
+    resized = replace(result, shape=shape, stride=stride, offset=offset, described=described)
+    return replace(known, results=(resized,))

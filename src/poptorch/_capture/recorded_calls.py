@@ -17,10 +17,10 @@ from torch import fx
 
 from .._base.nested_values import with_tensors
 from .._ir.graph import graph_module
+from .._ir.known_results import RepeatedCalls
 from .._ir.operators import Operator, call_draws
 from .._ir.tensors import Tensors
 from .._ops.dispatch import answering
-from .known_results import RepeatedCalls
 
 _UNLIKE = {
     torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view,

@@ -24,11 +24,11 @@ from .._base import log, private
 from .._base.source import is_user_file
 from .._base.thread_safety import holding, one_at_a_time
 from .._ir.graph import lazily
+from .._ir.known_results import KnownResults
 from .._ir.operators import Operator
 from .._ir.tensors import Tensors
 from .._ops import annotate, effects
 from . import purity, recorded_again
-from .known_results import KnownResults
 from .recorded_calls import recorded_calls
 
 aten = torch.ops.aten

@@ -18,8 +18,8 @@ import torch
 from torch import fx
 
 from .._ir.graph import set_arguments
+from .._ir.known_results import RepeatedCalls
 from .._ir.operators import Operator, may_view, writes, written_by
-from .known_results import RepeatedCalls
 
 aten = torch.ops.aten
 

@@ -13,7 +13,7 @@ from torch import fx
 
 from .._base import log, private
 from .._ir import symbolic
-from .._ir.conditions import ALWAYS, Conditions
+from .._ir.conditions import ALWAYS, Conditions, expression
 from .._ir.graph import copied
 from .._ir.operators import Operator
 from .._ir.slots import Slot
@@ -222,7 +222,7 @@ def _has_expected_strides(compiled: Any, piece: Piece, symbols: symbolic.Symbols
     read = int if symbols is None else symbols.read
     results = piece.module.graph.output_node().args[0]
     return all(
-        symbolic.expression(size) == 1 or symbolic.same_sizes([stride], [read(made)])
+        expression(size) == 1 or symbolic.same_sizes([stride], [read(made)])
         for node, strides in zip(results, compiled.output_strides, strict=False)  # type: ignore[arg-type]
         for size, stride, made in zip(
             node.meta["val"].shape, node.meta["val"].stride(), strides, strict=True

@@ -18,10 +18,11 @@ from typing import Any
 import torch
 from torch import fx
 
+from .._ir.conditions import expression
 from .._ir.graph import copied, copy_node, graph_module, placeholder
 from .._ir.operators import Operator, may_view, storage_root
 from .._ir.repeats import Stretch, repetitions
-from .._ir.symbolic import computes_size, expression, hint, same_sizes, size_symbols
+from .._ir.symbolic import computes_size, hint, same_sizes, size_symbols
 from ..backends.prepare import write_last
 from .in_place_writes import hoist
 

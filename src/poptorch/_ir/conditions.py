@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from .._base import private
 from .._base.json_codec import Json
 
@@ -19,6 +21,11 @@ LEAST = 2  # sizes of 0 and 1 have their own programs, because such dimensions a
 _SYMPY, _TORCH = "sympy", "torch"
 
 Sizes = Mapping[str, int]  # by name of the symbol
+
+
+def expression(size: Any) -> Any:
+    """Return a size as a sympy expression if it is symbolic, and as a number otherwise."""
+    return size.node.expr if isinstance(size, torch.SymInt) else size
 
 
 @dataclass(frozen=True)

@@ -26,9 +26,10 @@ from torch import fx
 
 from .._base import private, source
 from .block_labels import line_of
-from .conditions import Conditions, Sizes, numbers, symbol
+from .conditions import Conditions, Sizes, expression, numbers, symbol
 from .equal_sizes import always_equal
 from .graph import Graph
+from .known_results import KnownResults, RepeatedCalls, is_repeatable
 from .propagation import propagate_values
 from .slots import Slot
 
@@ -200,8 +201,8 @@ class Symbols:
         self.mode = _mode_class()(
             allow_non_fake_inputs=True, shape_env=self._env, static_shapes=True
         )
-        # Keys and entries of its cache contain symbols. They cost more than deriving a shape again.
-        self.mode.cache_enabled = False
+        self.mode.cache_enabled = False  # ``repeated`` takes its place, in a fraction of the time
+        self.mode.repeated = RepeatedCalls(self.mode)
         self.sizes = sizes
         free = {name: size for name, size in sizes.items() if name not in ties}
         self._integers = {name: self._integer(name, size) for name, size in free.items()}
@@ -313,7 +314,19 @@ def _mode_class() -> Any:
         Torch does that with its dispatcher in Python alone, which is slower for all operators.
         """
 
+        repeated: RepeatedCalls | None = None
+
         def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            kwargs = kwargs or {}
+
+            def derived() -> Any:
+                return self._derived(func, types, args, kwargs)
+
+            if self.repeated is None or not is_repeatable(func):
+                return derived()
+            return self.repeated.result(func, args, kwargs, derived)
+
+        def _derived(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
             running = self.shape_env.running
             dispatching = private.optional("enable_python_dispatcher")
             if func in _OF_SHAPE_IN_ARGUMENTS:
@@ -323,9 +336,9 @@ def _mode_class() -> Any:
             running.append(func)
             try:
                 if func not in _IN_PYTHON or dispatching is None:
-                    return super().dispatch(func, types, args, kwargs or {})
+                    return super().dispatch(func, types, args, kwargs)
                 with dispatching():
-                    return super().dispatch(func, types, args, kwargs or {})
+                    return super().dispatch(func, types, args, kwargs)
             finally:
                 running.pop()
 
@@ -568,7 +581,7 @@ def _give_values(
     """
     number_of = numbers(sizes)
     texts = _Texts(symbols, conditions)
-    plain = private.FakeTensorMode(allow_non_fake_inputs=True)
+    create = _creator()
 
     def number(size: Any) -> int:
         is_symbol = isinstance(size, torch.SymInt)
@@ -580,8 +593,7 @@ def _give_values(
         if not isinstance(value, torch.Tensor):
             return value
         shape, strides = ([*map(number, each)] for each in (value.shape, value.stride()))
-        with plain:
-            return torch.empty_strided(shape, strides, dtype=value.dtype)
+        return create(shape, value.dtype, strides)
 
     def text(value: Any) -> Any:
         if isinstance(value, list | tuple):
@@ -605,6 +617,20 @@ def _give_values(
             node.meta["val"] = concrete(value)
             if _has_symbols(shape):
                 node.meta[SHAPE] = shape
+
+
+def _creator() -> Callable[[Sequence[int], torch.dtype, Sequence[int]], torch.Tensor]:
+    """Return a function that creates tensors without values, by shape, type and strides."""
+    mode = private.FakeTensorMode(allow_non_fake_inputs=True)
+    known = KnownResults.of(mode)
+    if known is not None:
+        return known.fresh
+
+    def create(shape: Sequence[int], dtype: torch.dtype, strides: Sequence[int]) -> torch.Tensor:
+        with mode:
+            return torch.empty_strided(shape, strides, dtype=dtype)
+
+    return create
 
 
 class _Texts:
@@ -650,11 +676,6 @@ def size_symbols(value: Any) -> set[Any]:
     if isinstance(value, torch.Tensor):
         return size_symbols((*value.shape, *value.stride(), value.storage_offset()))
     return value.node.expr.free_symbols if isinstance(value, torch.SymInt) else set()
-
-
-def expression(size: Any) -> Any:
-    """Return a size as a sympy expression if it is symbolic, and as a number otherwise."""
-    return size.node.expr if isinstance(size, torch.SymInt) else size
 
 
 def _computed(node: fx.Node) -> Any:

@@ -11,6 +11,7 @@ import torch
 from torch import fx
 
 from .._base.nested_values import with_tensors
+from .._ir.known_results import RepeatedCalls, is_repeatable
 from .._ir.operators import Operator
 from .._ir.symbolic import same_sizes
 from .._ops.dispatch import answering
@@ -39,8 +40,11 @@ class GraphRecorder:
         self._values: list[Any] = []  # keeps tensors alive, because they are identified by id
         self._made: dict[Any, Any] = {}
         self._orders: dict[fx.Node, tuple[fx.Node, tuple[int, ...]]] = {}
+        self._repeated: RepeatedCalls | None = None
 
-    def recording(self) -> Any:
+    def recording(self, mode: Any) -> Any:
+        """Return a context in which operators on tensors of a mode are recorded."""
+        self._repeated = getattr(mode, "repeated", None) or RepeatedCalls(mode)
         return answering(self._dispatched)
 
     @contextlib.contextmanager
@@ -93,7 +97,7 @@ class GraphRecorder:
     def _dispatched(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         is_node = isinstance(func, Operator) and func.namespace != "prim" and not _of_types(func)
         if self._pauses or not is_node:
-            return func(*args, **kwargs)
+            return self._result(func, args, kwargs)
         if func._schema.is_mutable:
             raise WritesInPlace(str(func))
         if func in ORDERS:
@@ -101,9 +105,19 @@ class GraphRecorder:
         if func in _VIEWS:
             return self._viewed(func, *args)
         if torch.Tag.nondeterministic_seeded in func.tags:
-            return self.call(func, args, kwargs, func(*args, **kwargs))
+            return self._computed(func, args, kwargs)
         key = func, repr(with_tensors(self._argument, (args, kwargs), _KINDS))
-        return self._once(key, lambda: self.call(func, args, kwargs, func(*args, **kwargs)))
+        return self._once(key, lambda: self._computed(func, args, kwargs))
+
+    def _computed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Add a node that calls an operator, and return its result."""
+        return self.call(func, args, kwargs, self._result(func, args, kwargs))
+
+    def _result(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return what an operator returns."""
+        if self._repeated is None or not is_repeatable(func):
+            return func(*args, **kwargs)
+        return self._repeated(func, args, kwargs)
 
     def _once(self, key: Any, make: Callable[[], Any]) -> Any:
         if key not in self._made:
@@ -123,13 +137,15 @@ class GraphRecorder:
         order = tuple(before[dim] for dim in ORDERS[func](*args))
         if order == tuple(range(len(order))):
             return self._another_tensor(base)
-        value = self._once((base, order), lambda: self.call(func, args, {}, func(*args)))
+        value = self._once(
+            (base, order), lambda: self.call(func, args, {}, self._result(func, args, {}))
+        )
         self._orders[self.node_of(value)] = base, order
         return value  # type: ignore[no-any-return]
 
     def _viewed(self, func: Any, value: torch.Tensor, size: Any) -> torch.Tensor:
         """Replace a view of a view by one view."""
-        result: torch.Tensor = func(value, size)
+        result: torch.Tensor = self._result(func, (value, size), {})
         node = self.node_of(value)
         while node.target in _VIEWS:
             node = node.all_input_nodes[0]
@@ -146,7 +162,7 @@ class GraphRecorder:
         """Return another tensor for the same node, because a view is not the object that
         it shows.
         """
-        value: torch.Tensor = aten.alias.default(node.meta["val"])
+        value: torch.Tensor = self._result(aten.alias.default, (node.meta["val"],), {})
         self.register(value, node)
         return value
 

@@ -100,7 +100,7 @@ class _Vectorizer:
         for node, slot in self._demand.slots.items():
             self._inputs[node] = self._input(node, self._slot(slot))
         mode = next(iter(self._inputs.values())).fake_mode  # type: ignore[attr-defined]
-        with torch.no_grad(), mode, self._recorder.recording():
+        with torch.no_grad(), mode, self._recorder.recording(mode):
             for node in self._source.module.graph.nodes:
                 if node.op in ("placeholder", "output"):
                     continue

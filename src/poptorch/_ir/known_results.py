@@ -7,19 +7,23 @@ are the same. Creating such a result takes a fraction of the time in which torch
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from .._base import private
-from .._ir.operators import computes_elements
+from .conditions import expression
+from .operators import Operator, computes_elements
 
 _HOST = torch.device("cpu")
 _NUMBERS = {
     int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format,
 }  # fmt: skip
+_DEPENDS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
 
 class Unlike(Exception):  # noqa: N818 (torch has to compute the results of the call)
@@ -32,10 +36,11 @@ MemoryLayout = tuple[tuple[int, ...], tuple[int, ...], int, int]
 
 @dataclass(frozen=True)
 class Result:
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
+    shape: tuple[Any, ...]  # some sizes may be symbolic
+    stride: tuple[Any, ...]
     dtype: torch.dtype
-    offset: int
+    offset: Any
+    memory: Any  # in bytes
     described: Any  # torch's note about it
 
 
@@ -62,12 +67,14 @@ class CallResults:
 
 
 class KnownResults:
-    """Describes calls on tensors of a mode, and creates their results. ``cls`` is the class of the
-    mode's tensors.
-    """
+    """Describes calls on tensors of a mode, and creates their results."""
 
     def __init__(self, mode: Any, cls: Any, without_modes: Any) -> None:
+        """``cls`` is the class of the mode's tensors. In the context that ``without_modes``
+        returns, torch asks no mode.
+        """
         self._mode, self._cls, self._without_modes = mode, cls, without_modes
+        self._wrapper = private.optional("make_wrapper_subclass")
 
     @classmethod
     def of(cls, mode: Any) -> KnownResults | None:
@@ -95,11 +102,12 @@ class KnownResults:
         if kind is self._cls:
             plain = value.fake_mode is self._mode and value.constant is None
             plain = plain and value.layout is torch.strided and value.fake_device == _HOST
-            memory = value.untyped_storage().nbytes()  # a symbol for a part of a symbolic tensor
-            sized = type(memory) is int and not value._has_symbolic_sizes_strides
-            if not (plain and sized) or value.is_conj() or value.is_neg() or value.is_inference():
+            if not plain or value.is_conj() or value.is_neg() or value.is_inference():
                 raise Unlike
-            layout = tuple(value.shape), value.stride(), value.storage_offset(), memory
+            memory = value.untyped_storage().nbytes()  # a symbol for a part of a symbolic tensor
+            layout: Any = tuple(value.shape), value.stride(), value.storage_offset(), memory
+            if type(memory) is not int or value._has_symbolic_sizes_strides:
+                layout = self._expressions(layout)
             like += layout, value.dtype, value.requires_grad
             tensors.append(value)
         elif kind in _NUMBERS:
@@ -108,8 +116,16 @@ class KnownResults:
             like += kind, len(value)
             for each in value:
                 self._describe(each, like, tensors)
+        elif kind is torch.SymInt:
+            like += kind, self._expressions(value)
         else:
             raise Unlike
+
+    def _expressions(self, sizes: Any) -> Any:
+        """Return sizes in which symbolic ones are expressions."""
+        if isinstance(sizes, tuple):
+            return tuple(map(self._expressions, sizes))
+        return expression(sizes)
 
     def outcome(
         self, func: Any, tensors: list[torch.Tensor], results: Any, notes: Sequence[Any] | None
@@ -146,13 +162,18 @@ class KnownResults:
             return True
         if type(result) is not self._cls or result.constant is not None or result.requires_grad:
             return False
-        dense = result.layout is torch.strided and not result._has_symbolic_sizes_strides
+        dense = result.layout is torch.strided
         return dense and result.fake_device == _HOST and not (result.is_conj() or result.is_neg())
 
-    def fresh(self, shape: Sequence[int], dtype: torch.dtype | None) -> torch.Tensor:
-        """Return a tensor with its own memory."""
+    def fresh(
+        self, shape: Sequence[int], dtype: torch.dtype | None, strides: Sequence[int] | None = None
+    ) -> torch.Tensor:
+        """Return a tensor with its own memory, contiguous by default."""
         with self._without_modes(self._mode):
-            part = torch.empty(tuple(shape), dtype=dtype, device="meta")
+            if strides is None:
+                part = torch.empty(tuple(shape), dtype=dtype, device="meta")
+            else:
+                part = torch.empty_strided(tuple(shape), strides, dtype=dtype, device="meta")
         return self._of_mode(part)  # type: ignore[no-any-return]
 
     def created(
@@ -178,18 +199,35 @@ class KnownResults:
         """Return tensors on the device without memory. ``_of_mode`` makes tensors of the mode of
         them, which share their storage.
         """
-        base = None if outcome.viewed is None else tensors[outcome.viewed].untyped_storage()
+        viewed = None if outcome.viewed is None else tensors[outcome.viewed]
         made: list[torch.Tensor | None] = []
-        with self._without_modes(self._mode):
+        with self._without_modes(self._mode), self._without_guards():
             for each in outcome.results:
                 if each is None:
                     made.append(None)
-                    continue
-                part = torch.empty_strided(each.shape, each.stride, dtype=each.dtype, device="meta")
-                if base is not None:
-                    part.set_(base, each.offset, each.shape, each.stride)
-                made.append(part)
+                elif viewed is not None:
+                    made.append(_view(viewed, each))
+                else:
+                    made.append(self._new(each))
         return made
+
+    def _new(self, result: Result) -> torch.Tensor:
+        """Return a tensor with its own memory. Torch's usual function finds out how much memory it
+        needs, which takes twenty times as long with symbols.
+        """
+        shape, stride, kind = result.shape, result.stride, result.dtype
+        if type(result.memory) is int or self._wrapper is None:
+            return torch.empty_strided(shape, stride, dtype=kind, device="meta")
+        made = self._wrapper(
+            _Wrapped, shape, stride, result.offset, dtype=kind, device="meta",
+            storage_size=result.memory,
+        )  # fmt: skip
+        return torch.ops.aten.detach.default(made)  # type: ignore[no-any-return]
+
+    def _without_guards(self) -> Any:
+        """Return a context in which nothing is assumed about symbols."""
+        symbols = self._mode.shape_env
+        return contextlib.nullcontext() if symbols is None else symbols.suppress_guards()
 
     def _snapshot(self, tensor: torch.Tensor) -> torch.Tensor:
         with self._without_modes(self._mode):
@@ -208,12 +246,18 @@ class RepeatedCalls:
         self._known: dict[tuple[Any, ...], CallResults | None] = {}
 
     def __call__(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return self.result(func, args, kwargs, lambda: func(*args, **kwargs))
+
+    def result(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], derive: Callable[[], Any]
+    ) -> Any:
+        """Return the result of a call. ``derive`` makes it."""
         if self._results is None:
-            return func(*args, **kwargs)
+            return derive()
         try:
             key, tensors = self._results.described(func, args, kwargs)
         except Unlike:
-            return func(*args, **kwargs)
+            return derive()
         layout = _common_layout(key) if computes_elements(func) else None
         if layout is not None:
             key = tuple([each for each in key if each != layout])
@@ -222,7 +266,7 @@ class RepeatedCalls:
             known = known if layout is None else known.with_layout(layout)
             made = self._results.created(known, tensors)
             return made[0] if known.several is None else known.several(made)
-        result = func(*args, **kwargs)
+        result = derive()
         known = self._results.outcome(func, tensors, result, None)
         if layout is None or (known is not None and known.has_layout(layout)):
             self._known[key] = known
@@ -231,7 +275,8 @@ class RepeatedCalls:
 
 def _common_layout(key: tuple[Any, ...]) -> MemoryLayout | None:
     """Return the layout that all tensors of a call have, except for those without dimensions, if
-    they are contiguous. The result of an element-wise operator then has it as well.
+    they are contiguous and the sizes are numbers. The result of an element-wise operator then has
+    it as well.
     """
     layouts = {each for each in key if type(each) is tuple and each[0]}
     if len(layouts) != 1:
@@ -239,14 +284,41 @@ def _common_layout(key: tuple[Any, ...]) -> MemoryLayout | None:
     layout: MemoryLayout = layouts.pop()
     size = 1
     for extent, stride in zip(*map(reversed, layout[:2]), strict=True):
-        if stride != size or extent == 0:
+        if stride != size or extent == 0 or type(extent) is not int:
             return None
         size *= extent
     return layout
 
 
+@functools.cache
+def is_repeatable(func: Any) -> bool:
+    """Return whether a call like an earlier one has the same result: the operator writes nothing,
+    and what it returns does not depend on values.
+    """
+    if not isinstance(func, Operator) or func._schema.is_mutable:
+        return False
+    return _DEPENDS.isdisjoint(func.tags)
+
+
+class _Wrapped(torch.Tensor):
+    """A tensor of which only the description is used."""
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, *_: Any) -> Any:
+        raise NotImplementedError(func)
+
+
+def _view(tensor: torch.Tensor, result: Result) -> torch.Tensor:
+    """Return a tensor with the memory of another one."""
+    shape, stride, offset = result.shape, result.stride, result.offset
+    if result.dtype is tensor.dtype:
+        return torch.as_strided(tensor, shape, stride, offset)
+    view = torch.empty_strided(shape, stride, dtype=result.dtype, device="meta")
+    return view.set_(tensor.untyped_storage(), offset, shape, stride)
+
+
 def _kind(result: torch.Tensor | None, note: Any) -> Result | None:
     if result is None:
         return None
-    shape = tuple(result.shape)
-    return Result(shape, result.stride(), result.dtype, int(result.storage_offset()), note)
+    shape, memory = tuple(result.shape), result.untyped_storage().nbytes()
+    return Result(shape, result.stride(), result.dtype, result.storage_offset(), memory, note)
