@@ -20,9 +20,11 @@ aten = torch.ops.aten
 # These compute from one matrix, their first argument, or from several of them.
 _FACTORIZATIONS = {
     aten._linalg_eigh.default, aten._linalg_eigvals.default, aten._linalg_svd.default,
-    aten.cholesky.default, aten.cholesky_inverse.default, aten.linalg_eig.default,
-    aten.linalg_eigvals.default, aten.linalg_pinv.atol_rtol_tensor,
+    aten.cholesky_inverse.default, aten.linalg_eig.default, aten.linalg_eigvals.default,
+    aten.linalg_pinv.atol_rtol_tensor,
 }  # fmt: skip
+if hasattr(aten, "cholesky"):  # not in torch 2.15
+    _FACTORIZATIONS.add(aten.cholesky.default)
 _CHECK = aten._linalg_check_errors.default
 
 
