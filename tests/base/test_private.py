@@ -331,7 +331,7 @@ torch.autograd.grad_mode: _unsafe_preserve_version_counter
 torch.distributed.distributed_c10d: _get_default_store
 torch.fx._lazy_graph_module: _get_graph_module_cls _use_lazy_graph_module
 torch.fx.experimental.proxy_tensor: disable_proxy_modes_tracing get_proxy_mode get_proxy_slot
-torch.fx.experimental.proxy_tensor: make_fx proxy_call set_proxy_slot
+torch.fx.experimental.proxy_tensor: make_fx proxy_call set_proxy_slot track_tensor
 torch.fx.experimental.symbolic_shapes: DimDynamic ShapeEnv
 torch.fx.graph_module: _loader
 torch.fx.proxy: TracerBase.create_node

@@ -82,6 +82,14 @@ def test_forward_goes_on_after_an_error_that_it_catches(function: Function) -> N
     trains_alike(Having(loss, linear=nn.Linear(3, 4)), normal(4, 3), accumulation=2)
 
 
+def test_index_fill_counts_a_negative_constant_from_the_end() -> None:
+    def loss(model: Having, x: torch.Tensor) -> torch.Tensor:
+        y = model.linear(x).index_fill(1, torch.tensor([-1, 0]), 0.3)
+        return nn.functional.mse_loss(y, torch.ones_like(y))
+
+    trains_alike(Having(loss, linear=nn.Linear(3, 4)), normal(4, 3), accumulation=2)
+
+
 @each_backend
 def test_a_failed_write_at_a_position_changes_nothing(backend: str) -> None:
     def loss(model: Having, x: torch.Tensor) -> torch.Tensor:

@@ -25,6 +25,10 @@ WRITES: set[Any] = {
     aten._index_put_impl.default, aten._unsafe_index_put.default,
 }  # fmt: skip
 _KINDS = (torch.long, torch.int, torch.bool, torch.uint8)
+_FILLS: set[Any] = {  # negative indices count from the end
+    aten.index_fill.int_Scalar, aten.index_fill_.int_Scalar, aten.index_fill.int_Tensor,
+    aten.index_fill_.int_Tensor,
+}  # fmt: skip
 # For operators with one tensor of indices: where the indexed tensor is, where its dimension is (0
 # if that is always the first one), where the indices are, and the error.
 _ALONG: dict[Any, tuple[int, int, int, type[Exception]]] = {
@@ -32,9 +36,7 @@ _ALONG: dict[Any, tuple[int, int, int, type[Exception]]] = {
     aten.index_select.default: (0, 1, 2, IndexError),
     aten.gather.default: (0, 1, 2, RuntimeError),
     **dict.fromkeys(
-        (aten.index_copy.default, aten.index_copy_.default, aten.index_fill.int_Scalar,
-         aten.index_fill_.int_Scalar, aten.index_fill.int_Tensor, aten.index_fill_.int_Tensor),
-        (0, 1, 2, IndexError),
+        (aten.index_copy.default, aten.index_copy_.default, *_FILLS), (0, 1, 2, IndexError)
     ),
     **dict.fromkeys(
         (aten.index_add.default, aten.index_add_.default, aten.scatter.src, aten.scatter_.src,
@@ -175,7 +177,7 @@ def _check_range_along(func: Any, args: tuple[Any, ...]) -> None:
         raise RuntimeError("index_select(): Expected dtype int32 or int64 for index")
     if tensor.dim():
         dim = args[along] % tensor.dim() if along else 0
-        _check_range(indices, tensor.shape[dim], dim, kind, signed=False)
+        _check_range(indices, tensor.shape[dim], dim, kind, signed=func in _FILLS)
 
 
 def _check_range(

@@ -114,6 +114,7 @@ class _Calls:
         self._results = results
         self._slot, self._set_slot = private.get_proxy_slot, private.set_proxy_slot
         self._proxy_mode = private.get_proxy_mode
+        self._track = private.track_tensor  # notes also where sizes come from
         self._known: dict[tuple[Any, ...], CallResults | None] = {}
         self._pointwise: dict[tuple[Any, ...], CallResults] = {}  # calls on some shape
         self._describes = private.optional("extract_tensor_metadata")
@@ -202,7 +203,11 @@ class _Calls:
             if each is not None and result is not None:
                 place.meta["val"] = snapshot
                 place.meta["tensor_meta"] = result.described
-                self._set_slot(each, tracer, kind(fx.Proxy(place, tracer), None))
+                proxy = fx.Proxy(place, tracer)
+                if each._has_symbolic_sizes_strides:  # type: ignore[attr-defined]
+                    self._track(each, proxy, constant=None, tracer=tracer)
+                else:
+                    self._set_slot(each, tracer, kind(proxy, None))
         return made[0] if known.several is None else known.several(made)
 
     def _size(self, size: torch.SymInt, tracer: Any) -> Any:

@@ -30,6 +30,7 @@ from .conditions import Conditions, Sizes, expression, numbers, symbol
 from .equal_sizes import always_equal
 from .graph import Graph
 from .known_results import KnownResults, RepeatedCalls, is_repeatable
+from .operators import name_of
 from .propagation import propagate_values
 from .slots import Slot
 
@@ -611,7 +612,7 @@ def _give_values(
         if computes_size(node):
             node.meta["val"] = _computed(node)
         elif isinstance(value, torch.SymInt | torch.SymFloat):
-            raise NotSymbolic(f"a size is computed with {node.target}")
+            raise NotSymbolic(f"a size is computed with {name_of(node)}")
         elif node.op != "output" and value is not None:
             shape = text(value)
             node.meta["val"] = concrete(value)

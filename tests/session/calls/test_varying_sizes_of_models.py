@@ -44,6 +44,10 @@ def with_future_hidden(m: Having, x: torch.Tensor) -> torch.Tensor:
     return m.attention(x, x, x, need_weights=False, attn_mask=future)[0]  # type: ignore[no-any-return]
 
 
+def attended(m: Having, x: torch.Tensor) -> torch.Tensor:
+    return m.attention(x, x, x, need_weights=False)[0]  # type: ignore[no-any-return]
+
+
 def resized(mode: str) -> Callable[..., torch.Tensor]:
     """A table that is resized to the patches of an image, as in vision transformers."""
 
@@ -151,10 +155,13 @@ LENGTHS: tuple[Shape, ...] = tuple((3, length, 8) for length in (5, 9, 12, 20, 3
 SIDES: tuple[Shape, ...] = tuple(
     (2, 3, 4 * one, 4 * two) for one, two in ((3, 4), (5, 8), (7, 9), (4, 6), (8, 11), (10, 12))
 )
+# The number of rows is the length.
+SQUARES: tuple[Shape, ...] = tuple((side, side, 8) for side in (5, 7, 9, 12, 20, 31))
 Model = tuple[Callable[..., torch.Tensor], Callable[[], dict[str, Any]], Sequence[Shape]]
 MODELS: dict[str, Model] = {
     "sinusoidal positions": (positions, with_linear, LENGTHS),
     "attention with a mask": (with_future_hidden, with_attention, LENGTHS),
+    "attention in squares": (attended, with_attention, SQUARES),
     "a bicubic table": (resized("bicubic"), with_patches, SIDES),
     "a bilinear table": (resized("bilinear"), with_patches, SIDES),
     "a nearest table": (resized("nearest"), with_patches, SIDES),
