@@ -204,7 +204,7 @@ class _Calls:
                 place.meta["val"] = snapshot
                 place.meta["tensor_meta"] = result.described
                 proxy = fx.Proxy(place, tracer)
-                if each._has_symbolic_sizes_strides:  # type: ignore[attr-defined]
+                if each._has_symbolic_sizes_strides:
                     self._track(each, proxy, constant=None, tracer=tracer)
                 else:
                     self._set_slot(each, tracer, kind(proxy, None))
