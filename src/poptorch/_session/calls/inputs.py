@@ -614,9 +614,12 @@ class Indices:
             slot = each.slot
             value = batch[slot.index] if slot.kind is Kind.BATCH else state.values[slot.key]
             places = each.outside(value)
-            if places:
-                more = [_CHECKED] if others is None else []
-                raise self._error(each, places[0], value[places[0]].item(), more)
+            if not places:
+                continue
+            found = value[places[0]].item()
+            if others is None:
+                raise self._error(each, places[0], found, _CHECKED)
+            raise self._error(each, places[0], found)
 
     def explain(self, error: BaseException, batch: Sequence[torch.Tensor], state: State) -> None:
         """Raise an error that names the input, if an index is the reason why a call failed."""
@@ -628,7 +631,7 @@ class Indices:
                 raise better from error
 
     def _error(
-        self, index_range: IndexRange, place: tuple[int, ...], value: float, more: Sequence[str]
+        self, index_range: IndexRange, place: tuple[int, ...], value: float, *more: str
     ) -> Error:
         """Return an error about an index that is out of a range."""
         slot = index_range.slot
