@@ -1,10 +1,12 @@
 """What a handler of a signal raises reaches the script, whatever drops it on the way."""
 
+import functools
 import gc
 import signal
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -198,3 +200,40 @@ def test_a_process_that_ctrl_c_ends_does_not_collect_garbage(
     done = programs.run("-c", ENDING.format(end=end))
 
     assert ("looked for garbage" in done.stdout) is collects_garbage
+
+
+def failing(*_: object) -> None:
+    raise ValueError("stopped")
+
+
+class Failing:
+    """Has handlers of signals."""
+
+    def method(self, *_: object) -> None:
+        failing()
+
+    def __call__(self, *_: object) -> None:
+        failing()
+
+
+@pytest.mark.parametrize(
+    "handler",
+    [failing, Failing().method, Failing(), functools.partial(failing, 1)],
+    ids=["a function", "a method", "an object", "a partial function"],
+)
+def test_an_exception_of_a_handler_is_recognized(handler: Any) -> None:
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        with pytest.raises(ValueError, match="stopped") as raised:
+            signal.raise_signal(signal.SIGUSR1)
+
+        assert interrupts.is_from_handler(raised.value)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_an_exception_of_other_code_is_not_from_a_handler() -> None:
+    with pytest.raises(ValueError, match="stopped") as raised:
+        failing()
+
+    assert not interrupts.is_from_handler(raised.value)

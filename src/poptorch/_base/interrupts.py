@@ -11,14 +11,16 @@ from __future__ import annotations
 # signal's functions look up every handler in an enum, which takes 10 us of every call
 import _signal
 import atexit
+import functools
 import gc
 import os
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Callable
 from threading import get_ident
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 Handler = Callable[[int, FrameType | None], Any]
@@ -149,6 +151,21 @@ class delivering:  # noqa: N801
     def _send(self) -> None:
         while not self._over.wait(_RESEND_SECONDS):
             signal.pthread_kill(_main or 0, self._number)
+
+
+def is_from_handler(error: BaseException) -> bool:
+    """Return whether the handler of a signal raised an exception."""
+    codes = {_code_of(handler) for handler in map(_signal.getsignal, _NUMBERS) if callable(handler)}
+    return any(frame.f_code in codes for frame, _ in traceback.walk_tb(error.__traceback__))
+
+
+def _code_of(handler: Any) -> CodeType | None:
+    """Return the code of a handler written in Python: a function, a method, or an object."""
+    while isinstance(handler, functools.partial):
+        handler = handler.func
+    if not hasattr(handler, "__code__"):
+        handler = type(handler).__call__
+    return getattr(handler, "__code__", None)
 
 
 def _is_within(frame: FrameType | None, outer: FrameType | None) -> bool:

@@ -106,14 +106,16 @@ class BoundCall:
             weights.check_processes()
         if injected_faults.armed:
             injected_faults.check("run")
-        shortcut, failed = self._shortcut, None
+        shortcut = self._shortcut
         if shortcut is not None:
             self._shortcut, writes = None, state.writes
             if self._writes == (writes.count, len(writes.released)):
                 try:
                     results = shortcut(batch)
-                except Exception as error:  # a program's error occurs again below, explained
-                    failed = error
+                except Exception as error:
+                    if interrupts.is_from_handler(error):
+                        raise
+                    # The program fails again below. Then it is explained, or another tier runs it.
                 else:
                     self._shortcut, self._random.has_run = shortcut, True
                     return program, results, (started, taken, time.perf_counter())
@@ -126,8 +128,6 @@ class BoundCall:
         except BaseException as error:
             program.indices.explain(error, batch, state)
             raise
-        if failed is not None:  # an error of something else, such as a signal's handler
-            raise failed
         ready = time.perf_counter()
         if self._may_have_shortcut:
             self._find_shortcut(state)
