@@ -217,6 +217,29 @@ def test_an_operator_that_fails_is_named_with_the_line(count: int) -> None:
     torch.testing.assert_close(model(torch.eye(3)), forward(torch.eye(3)))
 
 
+@pytest.mark.parametrize(
+    ("function", "text"),
+    [
+        (torch.linalg.cholesky, "not positive-definite"),
+        (torch.linalg.inv, "singular"),
+        (lambda matrix: torch.linalg.solve(matrix, torch.ones(3)), "singular"),
+    ],
+    ids=["cholesky", "inv", "solve"],
+)
+def test_the_reason_is_given_if_several_micro_batches_have_one_matrix_each(
+    function: Callable[[torch.Tensor], torch.Tensor], text: str
+) -> None:
+    def loss(model: Having, x: torch.Tensor) -> torch.Tensor:
+        return poptorch.identity_loss(function(x[0] * model.scale), reduction="mean")
+
+    model = Having(loss, scale=nn.Parameter(torch.ones(())))
+    opts = options(accumulation=2)
+    executor = poptorch.trainingModel(model, opts, torch.optim.SGD(model.parameters(), lr=0.1))
+
+    with pytest.raises(poptorch.Error, match=text):
+        executor(torch.stack([torch.eye(3), torch.zeros(3, 3)]))
+
+
 X, Y = normal(16, 4), torch.arange(16) % 3
 
 

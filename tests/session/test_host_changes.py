@@ -334,7 +334,7 @@ def test_a_warning_names_a_hook_on_all_modules_that_is_registered_later(
     with register(lambda *_: None):
         run(executor, 3)
 
-    assert caplog.text.count("1 hooks on all modules") == 1
+    assert caplog.text.count("1 hook on all modules") == 1
 
 
 def test_a_warning_says_that_a_hook_on_all_modules_was_removed(
@@ -346,7 +346,7 @@ def test_a_warning_says_that_a_hook_on_all_modules_was_removed(
 
     run(executor)
 
-    assert "1 hooks on all modules" in caplog.text
+    assert "1 hook on all modules" in caplog.text
 
 
 def test_a_model_is_compiled_with_a_hook_on_all_modules_after_destroy() -> None:

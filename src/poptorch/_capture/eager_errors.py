@@ -222,8 +222,8 @@ def _refuse_expanded(name: str, written: torch.Tensor) -> None:
         )
     raise Error(
         "forward writes to elements of a tensor that share memory",
-        got=f"{name} of a tensor of shape {tuple(written.shape)}, of which some elements are the "
-        "same, as after expand()",
+        got=f"{name} of a tensor of shape {tuple(written.shape)}, in which several places are "
+        "one element, as after expand()",
         fix="call clone() before you write: y = x.expand(4, 3).clone()",
     )
 

@@ -17,14 +17,12 @@ from torch import fx
 
 from .._base.nested_values import with_tensors
 from .._ir.graph import graph_module
-from .._ir.known_results import RepeatedCalls
+from .._ir.known_results import BY_VALUE, RepeatedCalls
 from .._ir.operators import Operator, call_draws
 from .._ir.tensors import Tensors
 from .._ops.dispatch import answering
 
-_UNLIKE = {
-    torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view,
-}  # fmt: skip
+_UNLIKE = {*BY_VALUE, torch.Tag.inplace_view}
 
 
 def recorded_calls(

@@ -23,7 +23,8 @@ _HOST = torch.device("cpu")
 _NUMBERS = {
     int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format,
 }  # fmt: skip
-_DEPENDS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+# Tags of operators whose result, or its shape, depends on values.
+BY_VALUE = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
 
 class Unlike(Exception):  # noqa: N818 (torch has to compute the results of the call)
@@ -162,8 +163,8 @@ class KnownResults:
             return True
         if type(result) is not self._cls or result.constant is not None or result.requires_grad:
             return False
-        dense = result.layout is torch.strided
-        return dense and result.fake_device == _HOST and not (result.is_conj() or result.is_neg())
+        is_plain = result.layout is torch.strided and result.fake_device == _HOST
+        return is_plain and not (result.is_conj() or result.is_neg())
 
     def fresh(
         self, shape: Sequence[int], dtype: torch.dtype | None, strides: Sequence[int] | None = None
@@ -297,11 +298,11 @@ def is_repeatable(func: Any) -> bool:
     """
     if not isinstance(func, Operator) or func._schema.is_mutable:
         return False
-    return _DEPENDS.isdisjoint(func.tags)
+    return BY_VALUE.isdisjoint(func.tags)
 
 
 class _Wrapped(torch.Tensor):
-    """A tensor of which only the description is used."""
+    """A tensor of which only type, shape and layout are used."""
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, *_: Any) -> Any:

@@ -402,7 +402,8 @@ RULES: dict[Any, LaneRule] = {
     aten.native_layer_norm.default: RowsRule((0,), (2, 3), dim=None),
     aten.native_group_norm.default: RowsRule((0,), (1, 2), counted=3),
     aten.embedding.default: RowsRule((1,), (0,), dim=None),
-    aten._linalg_check_errors.default: BatchedCall.run,
+    # the note of a failure has one number for each matrix
+    aten._linalg_check_errors.default: lambda call: call.run(is_matrix=False),
     _batch_norm: _batch_norm_in_training,
     aten._native_batch_norm_legit.no_stats: _batch_norm_without_statistics,
     aten._native_batch_norm_legit_no_training.default: _batch_norm_with_running,

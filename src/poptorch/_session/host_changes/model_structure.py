@@ -121,11 +121,15 @@ def _hooks(modules: Sequence[nn.Module], parameters: Sequence[ModelTensor]) -> C
         different = [number for number, _ in present() ^ known]
         everywhere = different.count(_EVERYWHERE)
         if len(different) > everywhere:
-            yield f"{len(different) - everywhere} hooks on layers or parameters"
+            yield f"{_count(len(different) - everywhere)} on layers or parameters"
         if everywhere:
-            yield f"{everywhere} hooks on all modules"
+            yield f"{_count(everywhere)} on all modules"
 
     return ChangeCheck(counts, changes, DESTROY)
+
+
+def _count(hooks: int) -> str:
+    return f"{hooks} hook{'s' * (hooks != 1)}"
 
 
 def _own_hooks(module: nn.Module) -> tuple[dict[int, Any], ...]:
