@@ -1,6 +1,7 @@
 """ONNX Runtime takes over inference if it is faster; what it may not change, and what is kept."""
 
 import gc
+import signal
 import threading
 import weakref
 from pathlib import Path
@@ -343,6 +344,43 @@ def test_a_failing_runtime_fails_no_call(call: int, monkeypatch: pytest.MonkeyPa
 
     assert runtime(executor) == "inductor"
     assert len(calls) <= call + 1  # a shortcut that fails is followed by a usual call
+
+
+class StoppedError(Exception):
+    """What a signal's handler raises."""
+
+
+def stop(*_: object) -> None:
+    raise StoppedError
+
+
+@pytest.mark.parametrize("call", [1, 2, 15], ids=["compared", "timed", "chosen"])
+def test_the_exception_of_a_handler_leaves_a_call_of_a_runtime_that_is_still_used(
+    call: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    favouring(monkeypatch, ALWAYS)
+    usual, calls, before = onnx_runtime._Bound.__call__, [], signal.signal(signal.SIGUSR1, stop)
+
+    def run(*args: Any) -> Any:
+        calls.append(1)
+        if len(calls) == call:
+            signal.raise_signal(signal.SIGUSR1)
+        return usual(*args)
+
+    monkeypatch.setattr(onnx_runtime._Bound, "__call__", run)
+    model, x = nn.Linear(6, 4).eval(), normal(3, 6)
+    executor = wrapped(model, x)
+    try:
+        with pytest.raises(StoppedError):
+            for _ in range(30):
+                executor(x)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+    for _ in range(30):
+        same(executor, model, x)
+
+    assert runtime(executor) == "onnxruntime"
 
 
 def test_an_interrupted_comparison_leaves_a_model_that_works(

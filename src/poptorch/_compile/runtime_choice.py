@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 import torch
 
-from .._base import log
+from .._base import interrupts, log
 from .._base.errors import Error, described
 from .._base.resources import IDLE, Cores, available_memory
 from .._eager.replay import replay
@@ -252,6 +252,8 @@ class Fastest:
             try:
                 self._advance()
             except Exception as error:  # compiled code runs the program, whatever happens here
+                if interrupts.is_from_handler(error):
+                    raise
                 self._rule_out(error, isinstance(error, Unsuitable) and error.stays)
         return results
 
@@ -286,6 +288,8 @@ class Fastest:
         try:
             why = self._disagreement(state, batch, results)
         except Exception as error:
+            if interrupts.is_from_handler(error):
+                raise
             self._release(state)
             self._rule_out(error)
             return results
@@ -382,6 +386,8 @@ class Fastest:
         try:
             return self._other.run(state, batch)
         except Exception as error:
+            if interrupts.is_from_handler(error):
+                raise
             results = self._ours.run(state, batch)
             self._release(state)
             self._rule_out(error)

@@ -335,6 +335,8 @@ class OnDemand:
                     compiled = code.compile(lambda share: None)
                 self._current = WithFallback(compiled, self._slow, code.plan)
         except Exception as error:  # after any error, the interpreter runs these sizes
+            if interrupts.is_from_handler(error):
+                raise
             why = str(error) if isinstance(error, NotSymbolic) else described(error)
             self.unsuitable = _NOT_COMPILED.format(why)
 

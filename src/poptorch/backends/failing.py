@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import fx
 
-from .._base import source
+from .._base import interrupts, source
 from .._base.errors import Error, OperatorError, OperatorIndexError
 from .._ir.block_labels import line_of
 from .._ir.graph import Graph
@@ -50,9 +50,9 @@ def explained(error: Exception, graph: Graph, arguments: Sequence[Any]) -> Excep
 
 def is_users(error: Exception) -> bool:
     """Return whether the user's code raised the error, for example in a function that the program
-    calls.
+    calls, or in a signal's handler.
     """
-    return any(
+    return interrupts.is_from_handler(error) or any(
         source.is_user_file(frame.f_code.co_filename)
         for frame, _ in traceback.walk_tb(error.__traceback__)
         if not frame.f_globals.get("__name__", "").startswith("torch.")  # generated code
