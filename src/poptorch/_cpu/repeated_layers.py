@@ -140,7 +140,8 @@ def cut(
 
 
 def _read_from_inputs(graph: fx.Graph) -> _Sizes:
-    """Read sizes from inputs of the graph, so that no value is handed on for its size alone.
+    """Read sizes from inputs of the graph, or compute them from such sizes, so that no value is
+    handed on for its size alone.
 
     They are read from an alias, because the first layer has the same inputs as the others only if
     it gets this input for sizes in addition to the one with which it computes.
@@ -158,8 +159,18 @@ def _read_from_inputs(graph: fx.Graph) -> _Sizes:
                 alias = graph.call_function(aten.alias.default, (node,))
             alias.meta["val"] = _value(node)
             sizes |= {each: (alias, dim) for each, dim in new.items()}
-    for node in graph.find_nodes(op="call_function", target=aten.sym_size.int):
-        node.args = sizes.get(expression(_value(node)), node.args)
+    known: set[fx.Node] = set()  # sizes read from inputs or computed from such sizes
+    computed: dict[Any, fx.Node] = {}
+    for node in filter(computes_size, graph.nodes):
+        size = expression(_value(node))
+        if size in sizes and node.target is aten.sym_size.int:
+            node.args = sizes[size]
+            known.add(node)
+        elif size in computed:
+            node.replace_all_uses_with(computed[size])
+        elif known.issuperset(node.all_input_nodes):
+            computed[size] = node
+            known.add(node)
     return sizes
 
 
