@@ -263,6 +263,38 @@ def test_inference_is_compared_too() -> None:
         poptorch.inferenceModel(model, checking())(torch.randn(4, 3))
 
 
+class Encoder(nn.Module):
+    def __init__(self, **settings: bool) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 1, **settings)
+
+    def forward(self, x: torch.Tensor, padded: torch.Tensor) -> torch.Tensor:
+        return self.encoder(x, src_key_padding_mask=padded)
+
+
+PADDED = torch.tensor([[False, False, True], [False, False, False]])
+
+
+def test_zeros_that_only_eager_pytorch_writes_at_padded_positions_are_explained() -> None:
+    wrapped = poptorch.inferenceModel(Encoder().eval(), checking())
+    with pytest.raises(poptorch.Error, match="zeros where src_key_padding_mask is True") as raised:
+        wrapped(torch.randn(2, 3, 4), PADDED)
+    assert "enable_nested_tensor=False" in str(raised.value)
+
+
+def test_an_encoder_without_nested_tensors_agrees_at_padded_positions() -> None:
+    wrapped = poptorch.inferenceModel(Encoder(enable_nested_tensor=False).eval(), checking())
+    assert wrapped(torch.randn(2, 3, 4), PADDED).shape == (2, 3, 4)
+
+
+def test_another_difference_of_an_encoder_is_not_attributed_to_padding() -> None:
+    model = nn.Sequential(Encoder().encoder, Doubled()).eval()
+    wrapped = poptorch.inferenceModel(model, checking())
+    with pytest.raises(poptorch.Error, match="remove '1' from the wrapped model"):
+        wrapped(torch.randn(2, 3, 4))
+
+
 def test_another_complex_type_is_an_error() -> None:
     def function(self: Any, x: torch.Tensor) -> torch.Tensor:
         spectrum = torch.fft.fft(x)

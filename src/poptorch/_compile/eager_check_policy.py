@@ -278,15 +278,24 @@ _CHANGE_CODE = (
 )
 
 
+def _remedy(finding: _eager.Mismatch) -> str:
+    if finding.at_padding:
+        return (
+            "create the encoder with nn.TransformerEncoder(..., enable_nested_tensor=False): eager "
+            "PyTorch then computes the same"
+        )
+    if finding.layer is None:
+        return _CHANGE_CODE
+    return f"remove '{finding.layer}' from the wrapped model, or implement it differently"
+
+
 def _disagreement(finding: _eager.Mismatch) -> Error:
     return Error(
         "The compiled program does not agree with eager PyTorch",
         got=finding.got,
         where=finding.where,
         fix=(
-            _CHANGE_CODE
-            if finding.layer is None
-            else f"remove '{finding.layer}' from the wrapped model, or implement it differently",
+            _remedy(finding),
             ('if you know the reason and accept these results: options.checkAgainstEager("off")'),
         ),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -39,6 +40,7 @@ class Mismatch:
     got: str
     where: str | None
     layer: str | None = None  # the path of the first layer that differs
+    at_padding: bool = False  # whether eager PyTorch only writes zeros at padded positions
 
 
 class Skipped(Exception):  # noqa: N818 (nothing went wrong)
@@ -108,7 +110,27 @@ class Check:
         except Disagreement as disagreement:
             node = disagreement.node
             return Mismatch(str(disagreement), _line([] if node is None else [node]))
-        return _finding(found, self) if found else None
+        return (self._zeros_at_padding(found) or _finding(found, self)) if found else None
+
+    def _zeros_at_padding(self, found: Sequence[Difference]) -> Mismatch | None:
+        """Return a finding if results differ only because eager PyTorch writes zeros at padded
+        positions. It decides so from the values of a mask, as only ``nn.TransformerEncoder`` does.
+        """
+        parts = self.request.module.named_modules()
+        encoders = [path for path, part in parts if isinstance(part, nn.TransformerEncoder)]
+        if self.request.training or not encoders:
+            return None
+        with _without_nested_tensors():
+            if self.differences():
+                return None
+        names = ", ".join(f"'{path}'" for path in encoders)
+        why = (
+            f"without gradients, the nn.TransformerEncoder {names} of eager PyTorch writes zeros "
+            "where src_key_padding_mask is True; programs compute values there, as torch.compile "
+            "does"
+        )
+        line = _line(list(self.micro.graph.module.graph.nodes))
+        return Mismatch("\n".join([*_shown(found), why]), line, at_padding=True)
 
     def next_run(self) -> Mismatch | None:
         """Return a finding if ``forward`` changed attributes that affect what it computes next.
@@ -279,10 +301,25 @@ class Check:
             yield f"the new value of {kind} '{path}'", given[path].key, expected
 
 
-def _finding(found: Sequence[Difference], comparison: Check) -> Mismatch:
+@contextlib.contextmanager
+def _without_nested_tensors() -> Iterator[None]:
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
+
+
+def _shown(found: Sequence[Difference]) -> list[str]:
     lines = [str(each) for each in found[:_SHOWN]]
     if len(found) > _SHOWN:
         lines.append(f"and {len(found) - _SHOWN} more")
+    return lines
+
+
+def _finding(found: Sequence[Difference], comparison: Check) -> Mismatch:
+    lines = _shown(found)
     parting = _divergence(comparison)
     nodes = list(comparison.micro.graph.module.graph.nodes)
     if parting is None:
