@@ -193,7 +193,7 @@ CHANGES = [  # each of which the one message names
         "Dropout.p of drop was 0.5 and is None": lambda m: delattr(m.drop, "p"),
         "factors was [1.0, 2.0] and is [1.0]": lambda m: m.factors.pop(),
         "and is {'shift': 0.5, 'sizes': (1, 3)}": lambda m: m.settings.update(sizes=(1, 3)),
-        "1 hooks on layers": lambda m: m.second.register_forward_hook(lambda *_: None),
+        "1 hook on layers": lambda m: m.second.register_forward_hook(lambda *_: None),
         "'second.weight' on the host": lambda m: m.second.weight.detach().zero_(),
     },
     {

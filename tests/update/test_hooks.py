@@ -427,7 +427,7 @@ def test_hooks_of_optimizers_that_have_no_step_in_python_are_refused() -> None:
     optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1)
     optimizer.register_step_pre_hook(clip_by_model(model))
 
-    with pytest.raises(poptorch.Error, match=r"1 hooks of poptorch\.optim"):
+    with pytest.raises(poptorch.Error, match=r"1 hook of poptorch\.optim"):
         poptorch.trainingModel(model, options(), optimizer)
 
 

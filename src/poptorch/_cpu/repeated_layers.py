@@ -162,6 +162,8 @@ def _read_from_inputs(graph: fx.Graph) -> _Sizes:
     known: set[fx.Node] = set()  # sizes read from inputs or computed from such sizes
     computed: dict[Any, fx.Node] = {}
     for node in filter(computes_size, graph.nodes):
+        if isinstance(_value(node), torch.SymFloat | torch.SymBool):
+            continue  # comparing these would make numbers of the sizes
         size = expression(_value(node))
         if size in sizes and node.target is aten.sym_size.int:
             node.args = sizes[size]

@@ -23,7 +23,7 @@ from .block_labels import line_of
 from .graph import Graph
 from .operators import Operator, draws
 from .slots import Kind, Slot
-from .symbolic import symbolic_dims
+from .symbolic import size_text, symbolic_dims
 
 aten = torch.ops.aten
 
@@ -86,7 +86,8 @@ _FEW = 64  # up to this number of values, a search in Python is faster: 3 us ins
 _CHOOSING = {aten.argmax.default, aten.argmin.default}
 _SORTING = {  # and the index of their dimension argument
     aten.topk.default: 2, aten.kthvalue.default: 2, aten.sort.default: 1, aten.max.dim: 1,
-    aten.min.dim: 1, aten.mode.default: 1, aten.median.dim: 1,
+    aten.min.dim: 1, aten.mode.default: 1, aten.median.dim: 1, aten.cummax.default: 1,
+    aten.cummin.default: 1,
 }  # fmt: skip
 # Operators whose kernels read values and raise errors. Operators of other libraries may do
 # anything.
@@ -319,16 +320,24 @@ def _bounds(node: fx.Node) -> tuple[float, float]:
         most = node.kwargs.get("max", bounds[1])
         if least is not None and most is not None:
             return least, most
+    chosen = _chosen(node)
+    return (-math.inf, math.inf) if chosen is None else (0, _count(*chosen) - 1)
+
+
+def _chosen(node: fx.Node) -> tuple[fx.Node, int | None] | None:
+    """Return the tensor from which an operator chooses elements whose indices it returns, and the
+    dimension, None for all of them.
+    """
+    args: Any = node.args
     if node.target in _CHOOSING:
-        return 0, _chosen_from(args[0], args[1:2]) - 1
+        return args[0], next(iter(args[1:2]), None)
     if node.target is operator.getitem and args[1] == 1 and args[0].target in _SORTING:
         operands, at = args[0].args, _SORTING[args[0].target]
-        return 0, _chosen_from(operands[0], operands[at : at + 1] or (-1,)) - 1
-    return -math.inf, math.inf
+        return operands[0], next(iter(operands[at : at + 1]), -1)
+    return None
 
 
-def _chosen_from(node: fx.Node, dims: Sequence[int | None]) -> float:
-    dim = dims[0] if dims else None
+def _count(node: fx.Node, dim: int | None) -> float:
     shape, are_open = _shape(node), symbolic_dims(node)
     if any(are_open) if dim is None or not shape else are_open[dim]:
         return math.inf
@@ -377,7 +386,23 @@ def along_symbols(graph: fx.Graph) -> fx.Node | None:
     """Return an operator whose indices compiled code cannot check, because a symbolic size limits
     them. Eager kernels check their own indices.
     """
-    return next((node for node in graph.nodes if node.target in _TAKEN and _is_open(node)), None)
+    taken = (node for node in graph.nodes if node.target in _TAKEN and _is_open(node))
+    return next((node for node in taken if not _was_chosen_there(node)), None)
+
+
+def _was_chosen_there(node: fx.Node) -> bool:
+    """Return whether the indices of an operator come from sorting along a dimension as large as the
+    one that limits them.
+    """
+    if node.target not in _ALONG:
+        return False
+    tensor, dim, index = cast("Any", node.args[:3])
+    while index.target in _KEEPING and index.target is not aten._to_copy.default:
+        index = index.args[0]
+    operand, along = _chosen(index) or (None, None)
+    if operand is None or along is None or not _shape(operand):
+        return False
+    return size_text(operand, along) == size_text(tensor, dim)
 
 
 def _is_open(node: fx.Node) -> bool:

@@ -55,6 +55,7 @@ _IN_PYTHON = {
     aten.constant_pad_nd.default, aten.upsample_linear1d.default, aten.upsample_bilinear2d.default,
     aten.upsample_bicubic2d.default, aten.upsample_trilinear3d.default, aten._unsafe_index.Tensor,
     aten._fft_r2c.default, aten._fft_c2r.default, aten._fft_c2c.default, aten.polar.default,
+    aten.baddbmm.default, aten.im2col.default, aten.col2im.default,
 }  # fmt: skip
 # Torch derives their shape for numbers only. It is one of their arguments. The layout is
 # contiguous, or the one named here if the first argument has it.
@@ -114,6 +115,12 @@ def symbolic_dims(node: fx.Node) -> tuple[bool, ...]:
         value: torch.Tensor = node.meta["val"]
         return (False,) * value.dim()
     return tuple(not text.isdigit() for text in shape[0])
+
+
+def size_text(node: fx.Node, dim: int) -> str:
+    """Return the size of a dimension: a number, or an expression with symbols."""
+    shape = node.meta.get(SHAPE)
+    return str(node.meta["val"].shape[dim]) if shape is None else str(shape[0][dim])
 
 
 def sizes_of(slots: Iterable[Slot], shapes: Iterable[Sequence[int]]) -> dict[str, int] | None:

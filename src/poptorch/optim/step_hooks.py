@@ -95,9 +95,10 @@ def refuse_hooks(optimizer: torch.optim.Optimizer, name: str) -> None:
     """Refuse the hooks of an optimizer whose class has no step in Python that could run them."""
     hooks = [*hooks_of(optimizer).before, *hooks_of(optimizer).after]
     if hooks:
+        plural = "s" * (len(hooks) != 1)
         raise AssertionFailure(
             "Hooks cannot be part of the steps of this optimizer",
-            got=f"{len(hooks)} hooks of {name}, whose steps are formulas of poptorch",
+            got=f"{len(hooks)} hook{plural} of {name}, whose steps are formulas of poptorch",
             where=definition_line(hooks[0]),
             fix=(
                 "use the class of the same name of torch.optim, whose steps run hooks",

@@ -48,6 +48,12 @@ def attended(m: Having, x: torch.Tensor) -> torch.Tensor:
     return m.attention(x, x, x, need_weights=False)[0]  # type: ignore[no-any-return]
 
 
+def with_padding_and_weights(m: Having, x: torch.Tensor) -> torch.Tensor:
+    padded = torch.arange(x.shape[1]) >= torch.tensor([[3], [5], [4]])
+    found, weights = m.attention(x, x, x, key_padding_mask=padded)
+    return found * weights.sum(1)[..., None]  # type: ignore[no-any-return]
+
+
 def resized(mode: str) -> Callable[..., torch.Tensor]:
     """A table that is resized to the patches of an image, as in vision transformers."""
 
@@ -113,6 +119,18 @@ def filtered(m: Having, x: torch.Tensor) -> torch.Tensor:
     return kept + torch.fft.fft(torch.fft.fft(x, dim=-1), dim=-2).real
 
 
+def ordered(m: Having, x: torch.Tensor) -> torch.Tensor:
+    """Values in the order of others, and running maxima."""
+    values = m.linear(x)
+    return values.gather(1, x.argsort(1)) + values.cummax(1)[0]  # type: ignore[no-any-return]
+
+
+def patchwork(m: Having, x: torch.Tensor) -> torch.Tensor:
+    """Overlapping patches of a picture, which are put together again."""
+    patches = F.unfold(m.linear(x)[:, None], (2, 2))
+    return F.fold(patches.square(), x.shape[1:], (2, 2))
+
+
 def rotated(m: Having, x: torch.Tensor) -> torch.Tensor:
     """Rotary embeddings with complex numbers."""
     rows, length, width = x.shape
@@ -161,6 +179,7 @@ Model = tuple[Callable[..., torch.Tensor], Callable[[], dict[str, Any]], Sequenc
 MODELS: dict[str, Model] = {
     "sinusoidal positions": (positions, with_linear, LENGTHS),
     "attention with a mask": (with_future_hidden, with_attention, LENGTHS),
+    "attention with padding and weights": (with_padding_and_weights, with_attention, LENGTHS),
     "attention in squares": (attended, with_attention, SQUARES),
     "a bicubic table": (resized("bicubic"), with_patches, SIDES),
     "a bilinear table": (resized("bilinear"), with_patches, SIDES),
@@ -171,6 +190,8 @@ MODELS: dict[str, Model] = {
     "tensors with sizes": (scaled, with_linear, LENGTHS),
     "linspace": (steps, with_linear, LENGTHS),
     "spectra": (filtered, with_linear, LENGTHS),
+    "sorted positions": (ordered, with_linear, LENGTHS),
+    "overlapping patches": (patchwork, with_linear, LENGTHS),
     "complex rotations": (rotated, with_linear, LENGTHS),
     "an LSTM": (recurrent, with_lstm, LENGTHS),
     "windows": (windows, with_linear, LENGTHS),

@@ -279,8 +279,8 @@ CHANGES = {
     "fewer parameters": (sgd, without_bias, "group 0 of the optimizer lost 1 and gained"),
     "another list of them": (sgd, with_other_list, "group 0 of the optimizer lost 1 and gained"),
     "another group": (sgd, with_bias_apart, "the optimizer's parameter groups was 1 and is 2"),
-    "a hook before": (sgd, before_each_step, "1 hooks of the optimizer's step"),
-    "a hook after": (sgd, after_each_step, "1 hooks of the optimizer's step"),
+    "a hook before": (sgd, before_each_step, "1 hook of the optimizer's step"),
+    "a hook after": (sgd, after_each_step, "1 hook of the optimizer's step"),
     "another step": (sgd, bound_step, r"step\(\) of SGD"),
 }
 
@@ -384,7 +384,7 @@ def test_changes_that_need_another_set_optimizer_are_reported_after_the_first_on
     executor.setOptimizer(optimizer)
     run(executor, 2)
     (message,) = messages_about_changes(caplog)
-    assert "1 hooks of the optimizer's step" in message
+    assert "1 hook of the optimizer's step" in message
 
 
 WRAPPED_WITH = {
@@ -431,4 +431,4 @@ def test_changes_of_each_of_several_optimizers_are_reported(
     run(executor)
     (message,) = messages_about_changes(caplog)
     assert "maximize of the optimizer's group 1 was False and is True" in message
-    assert "1 hooks of the optimizer's step" in message
+    assert "1 hook of the optimizer's step" in message

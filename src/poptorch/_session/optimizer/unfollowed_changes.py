@@ -185,7 +185,7 @@ def _steps(optimizer: torch.optim.Optimizer) -> ChangeCheck:
         new = [each for each in _around(optimizer) if each not in before]
         hooks = [each for each in new if each[0] != "step"]
         if hooks:
-            yield f"{len(hooks)} hooks of the optimizer's step"
+            yield f"{len(hooks)} hook{'s' * (len(hooks) != 1)} of the optimizer's step"
         if len(hooks) < len(new):
             yield f"step() of {class_of(optimizer).__name__}"
 
