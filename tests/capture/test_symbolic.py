@@ -73,6 +73,12 @@ def test_a_size_that_is_used_as_a_number_is_refused() -> None:
         captured(lambda x: x * len(range(x.shape[0])), batch(5, symbols=("s0",)))
 
 
+def test_a_size_that_is_the_same_for_all_example_sizes_is_refused() -> None:
+    """There are eight singular values at every example size, but five for five columns."""
+    with pytest.raises(symbolic.NotSymbolic, match="are equal for all example sizes"):
+        captured(torch.linalg.svdvals, batch(8, 5, symbols=("", "s0")))
+
+
 def test_sizes_that_disagree_have_no_value() -> None:
     given = [batch(5, symbols=("s0",)), batch(5, symbols=("s0",), index=1)]
 

@@ -456,7 +456,9 @@ def settle(
             conditions = recorded | symbols.presence
         if conditions.hold(sizes) and _is_distinct(module.graph):
             return conditions
-    *others, last = recorded.expressions or ("none",)
+    if not recorded.expressions:
+        raise NotSymbolic("sizes that it computes are equal for all example sizes")
+    *others, last = recorded.expressions
     place = symbols.place_of(last)
     source_ = f", from {place}" if place else ""
     count = f", and {len(others)} others" if others else ""
