@@ -75,7 +75,7 @@ def test_a_size_that_is_used_as_a_number_is_refused() -> None:
 
 def test_a_size_that_is_the_same_for_all_example_sizes_is_refused() -> None:
     """There are eight singular values at every example size, but five for five columns."""
-    with pytest.raises(symbolic.NotSymbolic, match="are equal for all example sizes"):
+    with pytest.raises(symbolic.NotSymbolic, match="at which its sizes differ from each other"):
         captured(torch.linalg.svdvals, batch(8, 5, symbols=("", "s0")))
 
 

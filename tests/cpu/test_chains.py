@@ -12,6 +12,7 @@ from helpers.repeated_layers import (
     COUNTING,
     DRAWING,
     DRAWING_IN_COLUMNS,
+    GRU,
     LAYERS,
     NINE_LAYERS,
     TWO_ENCODERS,
@@ -39,6 +40,7 @@ def _small_pieces_pay(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.param(NINE_LAYERS, id="layers that train"),
         pytest.param(TWO_ENCODERS, id="two encoders"),
         pytest.param(COUNTING, id="layers that write buffers"),
+        pytest.param(GRU, id="steps of a recurrent layer"),
     ],
 )
 def test_pieces_compute_the_same_as_the_whole_graph(

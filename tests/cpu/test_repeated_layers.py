@@ -9,9 +9,11 @@ import torch
 
 from helpers.compiled_graphs import Tensors, graph, graph_for_many_sizes
 from helpers.repeated_layers import (
+    GRU,
     LAYERS,
     NINE_LAYERS,
     NINE_LAYERS_AFTER_OTHERS,
+    STEPS,
     TWO_ENCODERS,
     WIDTH,
     Repeated,
@@ -88,6 +90,16 @@ def test_two_encoders_are_one_piece_forward_and_one_backward() -> None:
     assert before == 1
     assert loss == 1
     assert rest == 1
+
+
+@pytest.mark.usefixtures("small_pieces_pay")
+def test_the_steps_of_a_recurrent_layer_are_one_piece_forward_and_one_backward() -> None:
+    """The first and the last steps of the backward pass differ from those in between."""
+    called = times_called(GRU)
+
+    assert STEPS in called
+    assert STEPS - 2 in called
+    assert sum(called) <= 2 * STEPS + 3
 
 
 @pytest.mark.larger("test_equal_layers_are_one_piece_forward_and_one_backward")

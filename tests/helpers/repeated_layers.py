@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from helpers.compiled_graphs import Step, Tensors
 
 WIDTH, LAYERS = 8, 9
+STEPS = 10  # of a recurrent layer
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,28 @@ def of_encoders(rows: int = 2) -> Tensors:
     return [*weights, *torch.randn(2, WIDTH, WIDTH), torch.randn(rows, 4, WIDTH)]
 
 
+@functools.cache
+def steps_of_a_gru() -> torch.nn.GRU:
+    return torch.nn.GRU(WIDTH, WIDTH, batch_first=True)
+
+
+def train_gru(*tensors: torch.Tensor) -> tuple[Tensors, Tensors]:
+    """Each step reads its part of the products with all inputs, and of the gradient of all
+    outputs.
+    """
+    leaves = [t.detach().requires_grad_() for t in tensors[:-1]]
+    names = (name for name, _ in steps_of_a_gru().named_parameters())
+    given = dict(zip(names, leaves, strict=True))
+    y, _ = torch.func.functional_call(steps_of_a_gru(), given, (tensors[-1],))
+    gradients = torch.autograd.grad((y * y.detach().exp()).mean(), leaves)
+    return [y.detach()], [t - 0.1 * g for t, g in zip(tensors, gradients, strict=False)]
+
+
+def of_gru() -> Tensors:
+    weights = [p.detach().clone() for p in steps_of_a_gru().parameters()]
+    return [*weights, torch.randn(2, STEPS, WIDTH)]
+
+
 def two_matrices() -> Tensors:
     return [torch.randn(4, 4) * 0.3, torch.randn(4, 4) * 0.3]
 
@@ -101,6 +124,7 @@ def two_matrices() -> Tensors:
 NINE_LAYERS = Repeated(train, of_layers)
 NINE_LAYERS_AFTER_OTHERS = Repeated(train_after_others, of_layers)
 TWO_ENCODERS = Repeated(train_encoders, of_encoders)
+GRU = Repeated(train_gru, of_gru)
 DRAWING = Repeated(draw, two_matrices)
 DRAWING_IN_COLUMNS = Repeated(functools.partial(draw, by=1), two_matrices)
 COUNTING = Repeated(count, lambda: [torch.randn(rows, 4) for rows in [2] * 12 + [4]])

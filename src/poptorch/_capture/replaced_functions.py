@@ -17,7 +17,8 @@ import torch.nn.functional as F
 from .._base import private, source
 from .._base.errors import Error
 from .._ir.symbolic import has_symbols
-from .._ops.traceable import ctc_losses, grouped_product, lstm
+from .._ops.recurrent_layers import lstm, stepwise
+from .._ops.traceable import ctc_losses, grouped_product
 from .masked_selection import Selected, select
 from .recorded import constant_value, value_for_shape
 from .sized_calls import as_tensor, is_sized, linspace, new_tensor, tensor
@@ -339,6 +340,9 @@ RECURRENT: dict[Any, Callable[[], Any]] = {
 }
 
 
+_STEPWISE = {torch.gru: "gru", torch.rnn_tanh: "tanh", torch.rnn_relu: "relu"}
+
+
 def recurrent(function: Any, args: tuple[Any, ...], priced: bool) -> Any:
     data, second, *rest = args
     # Packed data is passed with its batch sizes; the hidden state then is the third argument.
@@ -349,6 +353,10 @@ def recurrent(function: Any, args: tuple[Any, ...], priced: bool) -> Any:
         return function(*args)
     if function is torch.lstm:
         result = lstm(*args, any_type=priced, recomputed=is_sized(data.shape))
+        if result is not NotImplemented:
+            return result
+    elif data.dim() == 3 and is_sized(data.shape[1 if args[-1] else 0]):
+        result = stepwise(_STEPWISE[function], *args)
         if result is not NotImplemented:
             return result
     return function(*args)

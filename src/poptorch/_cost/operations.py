@@ -6,6 +6,7 @@ arithmetic.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -137,19 +138,19 @@ def weight_gradient_sizes(node: fx.Node) -> MatrixSizes:
     return MatrixSizes(data[1] // groups * taps, places, grad[1] // groups, groups)
 
 
-def _lstm(node: fx.Node) -> list[tuple[MatrixSizes, int]]:
+def _recurrent(node: fx.Node) -> list[tuple[MatrixSizes, int]]:
     """Return the products: one for the inputs of all steps, then one per step for the state."""
-    (steps, batch, wide), (_, hidden) = shape_of(node.args[0]), shape_of(node.args[2])
-    inputs = MatrixSizes(steps * batch, wide, 4 * hidden)
-    return [(inputs, 1), (MatrixSizes(batch, hidden, 4 * hidden), steps)]
+    (steps, batch, wide), (gates, hidden) = shape_of(node.args[0]), shape_of(node.args[2])
+    inputs = MatrixSizes(steps * batch, wide, gates)
+    return [(inputs, 1), (MatrixSizes(batch, hidden, gates), steps)]
 
 
-def _lstm_backward(node: fx.Node) -> list[tuple[MatrixSizes, int]]:
+def _recurrent_backward(node: fx.Node, at: int) -> list[tuple[MatrixSizes, int]]:
     """Return the products: one per step for the state's gradient, then those for inputs and weights
-    at once.
+    at once. ``at``: the index of the inputs among the arguments.
     """
-    (steps, batch, wide), (_, hidden) = shape_of(node.args[3]), shape_of(node.args[5])
-    gates, rows = 4 * hidden, steps * batch
+    (steps, batch, wide), (gates, hidden) = shape_of(node.args[at]), shape_of(node.args[at + 2])
+    rows = steps * batch
     at_once = [(rows, gates, wide), (wide, rows, gates), (hidden, rows, gates)]
     whole = [(MatrixSizes(*sizes), 1) for sizes in at_once]
     return [(MatrixSizes(batch, gates, hidden), steps), *whole]
@@ -208,14 +209,18 @@ def _doublings(node: fx.Node) -> int:
 
 
 _SEVERAL: dict[str, Callable[[fx.Node], list[tuple[MatrixSizes, int]]]] = {
-    "poptorch.lstm_layer": _lstm,
-    "poptorch.lstm_layer_backward": _lstm_backward,
+    "poptorch.lstm_layer": _recurrent,
+    "poptorch.lstm_layer_backward": functools.partial(_recurrent_backward, at=3),
+    "poptorch.stepwise_layer": _recurrent,
+    "poptorch.stepwise_layer_backward": functools.partial(_recurrent_backward, at=2),
     "poptorch.serialized_matmul": _serialized,
     "poptorch.grouped_product": _grouped,
 }
 _ROUNDS: dict[str, Callable[[fx.Node], int]] = {
     "poptorch.lstm_layer": lambda node: shape_of(node.args[0])[0],
     "poptorch.lstm_layer_backward": lambda node: shape_of(node.args[3])[0],
+    "poptorch.stepwise_layer": lambda node: shape_of(node.args[0])[0],
+    "poptorch.stepwise_layer_backward": lambda node: shape_of(node.args[2])[0],
     "poptorch.serialized_matmul": lambda node: number(node.args[3]),
     "poptorch.ctc_losses": lambda node: 2 * shape_of(node.args[0])[0],
     "poptorch.farthest_points": lambda node: math.prod(shape_of(node)),

@@ -38,8 +38,12 @@ static AtenTensorHandle take(
     AtenTensorHandle handle;
     if (at[1] >= 0) {{
         const int64_t* view = views + at[1];  // offset, rank, sizes, strides
-        int64_t offset = view[0];  // or -1: where the value begins, maybe within another
-        if (offset < 0) AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_get_storage_offset(value, &offset));
+        int64_t offset = view[0];
+        if (offset < 0) {{  // from where the value begins, maybe within another
+            int64_t begin;
+            AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_get_storage_offset(value, &begin));
+            offset = begin - 1 - offset;
+        }}
         AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch__reinterpret_tensor(
             value, view[1], view + 2, view + 2 + view[1], offset, &handle));
         if (at[2]) value.reset();

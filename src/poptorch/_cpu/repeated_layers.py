@@ -40,6 +40,11 @@ _PRODUCTS = {
     aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default,
 }  # fmt: skip
 _Sizes = Mapping[Any, tuple[fx.Node, int]]  # for each size, an input with this dimension
+_SELECTING = {aten.select.int, aten.slice.Tensor}
+_VIEWS = {  # these never copy
+    *_SELECTING, aten.transpose.int, aten.permute.default, aten.t.default, aten.view.default,
+    aten.unsqueeze.default, aten.squeeze.dim, aten.alias.default,
+}  # fmt: skip
 # The parts of a tensor that bundles small weights (each layer reads a different part), and inputs
 # from which sizes are read.
 _PARTS = {aten.as_strided.default, aten.slice.Tensor, aten.select.int, aten.alias.default}
@@ -47,7 +52,8 @@ _PARTS = {aten.as_strided.default, aten.slice.Tensor, aten.select.int, aten.alia
 
 @dataclass(frozen=True)
 class Argument:
-    """A value, or a view of one: sizes, strides and offset; -1 means the beginning of the value.
+    """A value, or a view of one: sizes, strides and offset in its memory. A negative offset counts
+    from the beginning of the value, which is -1.
 
     Symbolic sizes are expressions.
     """
@@ -260,6 +266,20 @@ def _is_whole(node: fx.Node) -> bool:
     return base.op != "placeholder" and alike and plain
 
 
+def _is_part_of_value(node: fx.Node) -> bool:
+    """Return whether a node is a part of a computed value, such as the gradient of one step. Pieces
+    get such a part as a view, because its index would make a difference between them.
+    """
+    base, view = _base(node), node
+    while view is not base:
+        if view.target not in _VIEWS:
+            return False
+        view = view.args[0]  # type: ignore[assignment]
+    value = _value(base)
+    is_plain = isinstance(value, torch.Tensor) and _is_row_major(value) and not value.is_complex()
+    return node.target in _SELECTING and base.op == "call_function" and is_plain
+
+
 def _is_row_major(value: torch.Tensor) -> bool:
     if not size_symbols(value):
         return value.is_contiguous()
@@ -299,10 +319,14 @@ class _Interval:
     def _is_given_part(self, node: fx.Node) -> bool:
         return self.repeated and _is_part(node) and node.args[0] not in self.written
 
+    def _is_part_of_earlier(self, node: fx.Node) -> bool:
+        return self.repeated and _is_part_of_value(node) and _base(node) not in self.own
+
     def _get(self, node: fx.Node) -> fx.Node:
         if node in self.copies:
             return self.copies[node]
-        is_made_again = computes_size(node) or (_is_view(node) and not _is_whole(node))
+        is_view = _is_view(node) and not _is_whole(node) and not self._is_part_of_earlier(node)
+        is_made_again = computes_size(node) or is_view
         if (node not in self.own and not is_made_again) or self._is_given_part(node):
             last = next(reversed(self.inputs.values()), None)
             with self.graph.inserting_after(last) if last else self.graph.inserting_before():
@@ -406,7 +430,10 @@ def _part(node: fx.Node, slots: Mapping[fx.Node, int]) -> Argument:
     if node in slots:
         return Argument(slots[node])
     value = _value(node)
-    of_bundle = _is_part(node) and node.target is not aten.alias.default
-    offset = expression(value.storage_offset()) if of_bundle else -1
+    offset = expression(value.storage_offset())
+    if _is_part_of_value(node):
+        offset = expression(_value(_base(node)).storage_offset()) - offset - 1
+    elif not _is_part(node) or node.target is aten.alias.default:
+        offset = -1
     sizes, strides = (tuple(map(expression, each)) for each in (value.shape, value.stride()))
     return Argument(slots[_base(node)], (sizes, strides, offset))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from .._base import private
-from .._ops import random_streams, traceable
+from .._ops import random_streams, recurrent_layers, traceable
 from ..backends import fused_steps
 
 _DRAW = '''
@@ -63,17 +63,20 @@ def _kernels(text: str) -> str:
 _PARTS: dict[str, tuple[Callable[..., Any], ...]] = {
     "adam_step": (fused_steps.adam_step,),
     "sgd_step": (fused_steps._advance, fused_steps.sgd_step),
-    "lstm_layer": (traceable._layer,),
-    "lstm_layer_backward": (traceable._layer_backward,),
+    "lstm_layer": (recurrent_layers._layer,),
+    "lstm_layer_backward": (recurrent_layers._layer_backward,),
+    "stepwise_layer": (recurrent_layers._steps,),
+    "stepwise_layer_backward": (recurrent_layers._steps_backward,),
     "ctc_losses": (traceable._ctc,),
     "grouped_product": (traceable._grouped_shape, traceable._product),
     "seed": (random_streams.seed,),
 }
 _CALLED = {
     "_layer": "lstm_layer", "_layer_backward": "lstm_layer_backward", "_ctc": "ctc_losses",
+    "_steps": "stepwise_layer", "_steps_backward": "stepwise_layer_backward",
     "_product": "grouped_product", "_advance": "advance", "_grouped_shape": "grouped_shape",
 }  # fmt: skip
-_CONSTANTS = {"_LSTM": str(traceable._LSTM), "_LATE": "torch.tensor(1e30)"}
+_CONSTANTS = {"_LSTM": str(recurrent_layers._LSTM), "_LATE": "torch.tensor(1e30)"}
 _WRITTEN = {"draw": _DRAW, "flat": _FLAT, "sums": _SUMS}
 
 

@@ -34,7 +34,7 @@ NOISE = {"pin_memory", "device", "layout", "non_blocking"}
 _LAST = (1 << 63) - 1  # the end of a slice that has no end
 HELPERS = {
     "adam_step", "sgd_step", "draw", "lstm_layer", "lstm_layer_backward", "ctc_losses",
-    "grouped_product",
+    "grouped_product", "stepwise_layer", "stepwise_layer_backward",
 }  # fmt: skip
 _IDENTITIES = {"nop", "hint", "after_gradient", "wait", "within"}
 # the method, the number of its numeric arguments, and their type

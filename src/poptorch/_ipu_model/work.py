@@ -315,8 +315,13 @@ def _steps(name: str) -> int:
     return 1
 
 
-_FORWARD_CELL = {"sigmoid": 3, "tanh": 2, "add": 8}
-_BACKWARD_CELL = {"neg": 10, "add": 16}  # loops of an LSTM's cell, for each element of its state
+# Loops of a cell forward and backward, for each element of its state, by the number of its gates.
+_FORWARD_CELLS = {
+    4: {"sigmoid": 3, "tanh": 2, "add": 8},
+    3: {"sigmoid": 2, "tanh": 1, "add": 7},
+    1: {"tanh": 1, "add": 1},
+}
+_BACKWARD_CELLS = {4: {"neg": 10, "add": 16}, 3: {"neg": 8, "add": 12}, 1: {"neg": 1, "add": 3}}
 
 
 def _resident(node: fx.Node, size: int, halves: Halves) -> list[tuple[Work, int]]:
@@ -330,17 +335,17 @@ def _cell(elements: int, size: int, loops: dict[str, int]) -> Work:
     return Work(cycles=cycles * elements, steps=2)
 
 
-def _lstm(node: fx.Node, halves: Halves) -> Work:
-    batch, hidden = shape_of(node.args[0])[1], shape_of(node.args[2])[1]
+def _recurrent(node: fx.Node, halves: Halves) -> Work:
+    batch, (wide, hidden) = shape_of(node.args[0])[1], shape_of(node.args[2])
     size = _size(node)
-    cell = _cell(batch * hidden, size, _FORWARD_CELL)
+    cell = _cell(batch * hidden, size, _FORWARD_CELLS[wide // hidden])
     return Work(parts=(*_resident(node, size, halves), (cell, rounds_of(node))))
 
 
-def _lstm_backward(node: fx.Node, halves: Halves) -> Work:
-    batch, hidden = shape_of(node.args[3])[1], shape_of(node.args[5])[1]
+def _recurrent_backward(node: fx.Node, halves: Halves, at: int) -> Work:
+    batch, (wide, hidden) = shape_of(node.args[at])[1], shape_of(node.args[at + 2])
     size = _size(node)
-    cell = _cell(batch * hidden, size, _BACKWARD_CELL)
+    cell = _cell(batch * hidden, size, _BACKWARD_CELLS[wide // hidden])
     return Work(parts=((cell, rounds_of(node)), *_resident(node, size, halves)))
 
 
@@ -437,8 +442,10 @@ def _farthest(node: fx.Node, halves: Halves) -> Work:
 
 
 _SEVERAL: dict[str, Callable[[fx.Node, Halves], Work]] = {
-    "poptorch.lstm_layer": _lstm,
-    "poptorch.lstm_layer_backward": _lstm_backward,
+    "poptorch.lstm_layer": _recurrent,
+    "poptorch.lstm_layer_backward": functools.partial(_recurrent_backward, at=3),
+    "poptorch.stepwise_layer": _recurrent,
+    "poptorch.stepwise_layer_backward": functools.partial(_recurrent_backward, at=2),
     "poptorch.serialized_matmul": _serialized,
     "poptorch.grouped_product": _grouped,
     "poptorch.ctc_losses": _ctc,

@@ -457,7 +457,7 @@ def settle(
         if conditions.hold(sizes) and _is_distinct(module.graph):
             return conditions
     if not recorded.expressions:
-        raise NotSymbolic("sizes that it computes are equal for all example sizes")
+        raise NotSymbolic("no example sizes were found at which its sizes differ from each other")
     *others, last = recorded.expressions
     place = symbols.place_of(last)
     source_ = f", from {place}" if place else ""

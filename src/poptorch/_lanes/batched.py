@@ -21,7 +21,12 @@ from .._ir import block_labels
 from .._ir.operators import RESHAPES, Operator, is_pointwise
 from .._ir.symbolic import has_symbols, same_sizes
 from .._ops import exchanges
-from .._ops.traceable import lstm_layer, lstm_layer_backward
+from .._ops.recurrent_layers import (
+    lstm_layer,
+    lstm_layer_backward,
+    stepwise_layer,
+    stepwise_layer_backward,
+)
 from .promotion import computed
 from .recorder import ORDERS, WritesInPlace
 
@@ -386,10 +391,15 @@ def _mask_in_rows(call: BatchedCall) -> Any:
     return mask.reshape(-1, *mask.shape[2:])
 
 
-def _separate_lstm_weights(call: BatchedCall) -> Any:
-    if not call.shared(4, 5, 6, 7):
-        return NotImplemented
-    raise NotVectorisable("it adds up the gradients of its weights over micro-batches")
+def _separate_weights(*weights: int) -> LaneRule:
+    """Return the rule of a recurrent layer's gradient, by the indices of its weights."""
+
+    def rule(call: BatchedCall) -> Any:
+        if not call.shared(*weights):
+            return NotImplemented
+        raise NotVectorisable("it adds up the gradients of its weights over micro-batches")
+
+    return rule
 
 
 # For other operators, ``vmap`` does the same or something equally good.
@@ -412,7 +422,9 @@ RULES: dict[Any, LaneRule] = {
     aten._scaled_dot_product_flash_attention_for_cpu_backward.default: _attention(6),
     exchanges.exchange: lambda call: exchanges.over_lanes(call.lanes(0), *call.args[1:]),
     lstm_layer: RowsRule((0, 5, 6), (1, 2, 3, 4), _WITHOUT_LANES[lstm_layer], dim=1),
-    lstm_layer_backward: _separate_lstm_weights,
+    lstm_layer_backward: _separate_weights(4, 5, 6, 7),
+    stepwise_layer: RowsRule((0, 5), (1, 2, 3, 4), dim=1),
+    stepwise_layer_backward: _separate_weights(3, 4),
 }  # fmt: skip
 # Gradients of weights are sums over rows, and therefore over lanes.
 FOLDED: dict[Any, RowsRule] = {
@@ -421,4 +433,5 @@ FOLDED: dict[Any, RowsRule] = {
     aten.native_group_norm_backward.default: RowsRule((0, 1, 2, 3), (4,), (1, 2), counted=5),
     aten.native_batch_norm_backward.default: RowsRule((0, 1), (2, 3, 4), (1, 2)),
     lstm_layer_backward: RowsRule((0, 1, 2, 3, *range(8, 13)), (4, 5, 6, 7), (1, 2, 3), dim=1),
+    stepwise_layer_backward: RowsRule((0, 1, 2, 5, 6, 7), (3, 4), (1, 2, 3, 4), dim=1),
 }

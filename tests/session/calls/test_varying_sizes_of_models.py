@@ -142,7 +142,8 @@ def rotated(m: Having, x: torch.Tensor) -> torch.Tensor:
 
 
 def recurrent(m: Having, x: torch.Tensor) -> torch.Tensor:
-    return m.lstm(x)[0]  # type: ignore[no-any-return]
+    y, last = m.layer(x)
+    return y + (last[0] if isinstance(last, tuple) else last).mean()  # type: ignore[no-any-return]
 
 
 def with_linear(**state: Any) -> dict[str, Any]:
@@ -157,8 +158,8 @@ def with_convolution() -> dict[str, Any]:
     return {"convolution": nn.Conv2d(3, 8, 3, padding=1)}
 
 
-def with_lstm() -> dict[str, Any]:
-    return {"lstm": nn.LSTM(8, 8, num_layers=2, bidirectional=True, batch_first=True)}
+def with_recurrent(kind: type[nn.Module]) -> Callable[[], dict[str, Any]]:
+    return lambda: {"layer": kind(8, 8, num_layers=2, bidirectional=True, batch_first=True)}
 
 
 def with_attention() -> dict[str, Any]:
@@ -193,7 +194,9 @@ MODELS: dict[str, Model] = {
     "sorted positions": (ordered, with_linear, LENGTHS),
     "overlapping patches": (patchwork, with_linear, LENGTHS),
     "complex rotations": (rotated, with_linear, LENGTHS),
-    "an LSTM": (recurrent, with_lstm, LENGTHS),
+    "an LSTM": (recurrent, with_recurrent(nn.LSTM), LENGTHS),
+    "a GRU": (recurrent, with_recurrent(nn.GRU), LENGTHS),
+    "a simple recurrent layer": (recurrent, with_recurrent(nn.RNN), LENGTHS),
     "windows": (windows, with_linear, LENGTHS),
     "quotients and remainders": (quarters, with_linear, LENGTHS),
     "parts of half the length": (parts_of_half, with_linear, LENGTHS),
