@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import poptorch
-from helpers.wrapping import Having, compilations, options
+from helpers.wrapping import EagerPair, Having, compilations, options
 from poptorch._ops.recurrent_layers import stepwise
 
 LAYERS: dict[str, tuple[type[nn.RNNBase], dict[str, Any]]] = {
@@ -120,6 +121,23 @@ def test_micro_batches_and_replicas_of_all_lengths_train_as_in_eager_pytorch(kin
 
     assert len(compiled) == 2
     torch.testing.assert_close(model.state_dict(), eager.state_dict())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cls", [nn.LSTM, nn.GRU])
+def test_layers_without_biases_train_at_all_lengths(cls: type[nn.RNNBase]) -> None:
+    layer = cls(3, 4, bias=False, batch_first=True)
+    model = Having(
+        lambda m, x: F.mse_loss(m.layer(x)[0].mean(1), x[:, 0, :1].expand(-1, 4)), layer=layer
+    )
+    close = {"rtol": 1.3e-6, "atol": 1e-5}
+    pair = EagerPair(model, lambda p: torch.optim.SGD(p, lr=0.5), options().programs(4), **close)
+
+    for length in (5, 9, 12, 7):
+        pair.step(torch.randn(4, length, 3))
+
+    pair.compare()
+    assert pair.wrapped._session.sizes.reasons == {}
 
 
 @pytest.mark.slow

@@ -232,7 +232,8 @@ def of_shape(node: fx.Node) -> Any:
     """Compute a node that only reads a shape, with an operand of any contents."""
     like = node.all_input_nodes[0].meta["val"]
     operand = torch.empty(like.shape, dtype=like.dtype, device=like.device)
-    return node.target(operand, *node.args[1:], **node.kwargs)  # type: ignore[operator]
+    args, kwargs = fx.map_arg((node.args[1:], node.kwargs), lambda size: size.meta["val"])
+    return node.target(operand, *args, **kwargs)  # type: ignore[operator]
 
 
 def storage_root(node: fx.Node) -> fx.Node:

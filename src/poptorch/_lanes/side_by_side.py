@@ -266,6 +266,8 @@ class _Vectorizer:
     def _shared(self, node: fx.Node) -> Any:
         value = node.meta.get("val")
         if node.target in SHAPE_ONLY and any(map(self._demand.varies, node.all_input_nodes)):
+            for size in filter(computes_size, node.all_input_nodes):
+                self._value(size)
             return of_shape(node)
         for each in node.all_input_nodes:
             self._value(each)

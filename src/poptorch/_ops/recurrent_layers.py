@@ -42,6 +42,14 @@ def _over_layers(args: tuple[Any, ...], states: LayerState, run: OneDirection) -
     return x.transpose(0, 1) if batch_first else x, *map(torch.cat, zip(*last, strict=True))
 
 
+def _with_biases(weights: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    """Return the weights of a direction, with zeros for biases that it does not have."""
+    if len(weights) > 2:
+        return weights
+    none = weights[0].new_zeros(weights[0].shape[0])
+    return [*weights, none, none]
+
+
 # Divided into its steps, an LSTM with two layers and 32 steps is a graph of thousands of nodes,
 # which takes minutes to compile and is no faster. oneDNN's layer cannot be traced, because it keeps
 # a workspace of unknown size for its backward pass. Here, the workspace is an additional result.
@@ -56,7 +64,8 @@ def lstm(*args: Any, any_type: bool = False, recomputed: bool = False) -> Any:
     backward pass then computes it again.
     """
     x, states, weights, has_biases, num_layers, *_, bidirectional, _ = args
-    plain = has_biases and len(weights) == 4 * num_layers * (1 + bidirectional)  # no projections
+    count = 4 if has_biases else 2  # more with projections
+    plain = (has_biases or recomputed) and len(weights) == count * num_layers * (1 + bidirectional)
     known = any_type or x.dtype == torch.float32
     if not plain or x.device.type != "cpu" or not known or x.dim() != 3:
         return NotImplemented
@@ -66,7 +75,7 @@ def lstm(*args: Any, any_type: bool = False, recomputed: bool = False) -> Any:
     def run(
         x: torch.Tensor, own: Any, start: LayerState, reverse: bool
     ) -> tuple[torch.Tensor, LayerState]:
-        y, h, c, _ = lstm_layer(x, *own, *start, reverse, keep, trains)
+        y, h, c, _ = lstm_layer(x, *_with_biases(own), *start, reverse, keep, trains)
         return y, (h, c)
 
     return _over_layers(args, tuple(states), run)
@@ -167,7 +176,7 @@ def stepwise(kind: str, *args: Any) -> Any:
 
     ``kind``: "gru", "tanh" or "relu".
     """
-    x, state, _, has_biases, *_ = args
+    x, state, *_ = args
     if x.device.type != "cpu" or not x.is_floating_point() or x.dim() != 3:
         return NotImplemented
     keep = torch.is_grad_enabled()
@@ -175,9 +184,7 @@ def stepwise(kind: str, *args: Any) -> Any:
     def run(
         x: torch.Tensor, own: Any, start: LayerState, reverse: bool
     ) -> tuple[torch.Tensor, LayerState]:
-        none = own[0].new_zeros(own[0].shape[0])
-        biases = own[2:] if has_biases else (none, none)
-        y, h, _ = stepwise_layer(x, *own[:2], *biases, *start, kind, reverse, keep)
+        y, h, _ = stepwise_layer(x, *_with_biases(own), *start, kind, reverse, keep)
         return y, (h,)
 
     return _over_layers(args, (state,), run)

@@ -381,3 +381,35 @@ def test_weights_are_prepared_for_many_sizes(shapes: tuple[tuple[int, ...], ...]
     plan = str(executor.plan())
     assert "when weights change" in plan
     assert "for all sizes" in plan
+
+
+class Highest(nn.Module):
+    """The gradient of a maximum is written into zeros of the shape of its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        highest = self.linear(x).max(1)[0]
+        return highest, poptorch.identity_loss(highest.square(), reduction="mean")
+
+
+@on_both
+def test_micro_batches_of_all_lengths_have_gradients_of_maxima(backend: str) -> None:
+    torch.manual_seed(0)
+    model = Highest()
+    eager = copy.deepcopy(model)
+    ours, theirs = (torch.optim.SGD(m.parameters(), lr=0.1) for m in (model, eager))
+    opts = options(backend, accumulation=2).programs(4)
+    executor = poptorch.trainingModel(model, opts, ours)
+
+    for length in LENGTHS:
+        x = normal(6, length, 8)
+        executor(x)
+        theirs.zero_grad()
+        eager(x)[1].backward()
+        theirs.step()
+
+    assert executor._session.sizes.reasons == {}
+    torch.testing.assert_close(model.state_dict(), eager.state_dict())
