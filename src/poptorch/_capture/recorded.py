@@ -15,7 +15,7 @@ from torch import fx, nn
 from .._base import nested_values, private
 from .._base.thread_safety import holding
 from .._ir.operators import SAME_NUMBERS, SHAPE_ONLY, Operator, draws, of_shape, writes, written_by
-from .._ir.symbolic import same_sizes
+from .._ir.symbolic import has_symbols, same_sizes
 from .trace import untraced, without_data
 
 aten = torch.ops.aten
@@ -200,7 +200,9 @@ class _Evaluator:
     def _call(self, node: fx.Node) -> None:
         target: Any = node.target
         if target in SHAPE_ONLY:
-            self._values[node] = of_shape(node), frozenset()
+            shapes = [node.all_input_nodes[0].meta["val"].shape, node.meta["val"].shape]
+            if not any(map(has_symbols, shapes)):
+                self._values[node] = of_shape(node), frozenset()
             return
         known = [self._values[n] for n in node.all_input_nodes if n in self._values]
         inputs = frozenset[int]().union(*(used for _, used in known))

@@ -101,6 +101,8 @@ def shape_of(node: object) -> tuple[int, ...]:
 
 
 def number(argument: object) -> int:
+    if isinstance(argument, fx.Node):  # a size
+        argument = int(argument.meta["val"])
     assert isinstance(argument, int)
     return argument
 

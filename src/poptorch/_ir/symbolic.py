@@ -55,7 +55,7 @@ _IN_PYTHON = {
     aten.constant_pad_nd.default, aten.upsample_linear1d.default, aten.upsample_bilinear2d.default,
     aten.upsample_bicubic2d.default, aten.upsample_trilinear3d.default, aten._unsafe_index.Tensor,
     aten._fft_r2c.default, aten._fft_c2r.default, aten._fft_c2c.default, aten.polar.default,
-    aten.baddbmm.default, aten.im2col.default, aten.col2im.default,
+    aten.baddbmm.default, aten.im2col.default, aten.col2im.default, aten._trilinear.default,
 }  # fmt: skip
 # Torch derives their shape for numbers only. It is one of their arguments. The layout is
 # contiguous, or the one named here if the first argument has it.

@@ -383,32 +383,45 @@ def test_weights_are_prepared_for_many_sizes(shapes: tuple[tuple[int, ...], ...]
     assert "for all sizes" in plan
 
 
-class Highest(nn.Module):
-    """The gradient of a maximum is written into zeros of the shape of its input."""
+class Chosen(nn.Module):
+    """Chooses from the values of all positions. Their gradient begins as zeros of this shape."""
 
-    def __init__(self) -> None:
+    def __init__(self, choose: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
         super().__init__()
-        self.linear = nn.Linear(8, 4)
+        self.linear, self.choose = nn.Linear(8, 4), choose
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        highest = self.linear(x).max(1)[0]
-        return highest, poptorch.identity_loss(highest.square(), reduction="mean")
+        chosen = self.choose(self.linear(x), x)
+        return chosen, poptorch.identity_loss(chosen.square(), reduction="mean")
 
 
-@on_both
-def test_micro_batches_of_all_lengths_have_gradients_of_maxima(backend: str) -> None:
+def at_last_positions(values: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    return values[torch.arange(3), (x[..., 0] > 0).sum(1) - 1]
+
+
+CHOOSING: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "the highest": lambda values, _: values.max(1)[0],
+    "the upper half": lambda values, x: values.topk(x.shape[1] // 2, 1)[0].mean(1),
+    "the last of each row": at_last_positions,
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("choose", slow_but_the_first(CHOOSING))
+def test_micro_batches_of_all_lengths_choose_among_positions(choose: str, backend: str) -> None:
     torch.manual_seed(0)
-    model = Highest()
+    model = Chosen(CHOOSING[choose])
     eager = copy.deepcopy(model)
     ours, theirs = (torch.optim.SGD(m.parameters(), lr=0.1) for m in (model, eager))
     opts = options(backend, accumulation=2).programs(4)
     executor = poptorch.trainingModel(model, opts, ours)
 
-    for length in LENGTHS:
+    for length in (5, 9, 12, 7):
         x = normal(6, length, 8)
         executor(x)
         theirs.zero_grad()
-        eager(x)[1].backward()
+        for rows in x.chunk(2):
+            (eager(rows)[1] / 2).backward()
         theirs.step()
 
     assert executor._session.sizes.reasons == {}

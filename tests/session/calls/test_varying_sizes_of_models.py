@@ -141,6 +141,10 @@ def rotated(m: Having, x: torch.Tensor) -> torch.Tensor:
     return torch.view_as_real(pairs * rotations).flatten(2)
 
 
+def products(m: Having, x: torch.Tensor) -> torch.Tensor:
+    return m.bilinear(x, x)  # type: ignore[no-any-return]
+
+
 def recurrent(m: Having, x: torch.Tensor) -> torch.Tensor:
     y, last = m.layer(x)
     return y + (last[0] if isinstance(last, tuple) else last).mean()  # type: ignore[no-any-return]
@@ -148,6 +152,10 @@ def recurrent(m: Having, x: torch.Tensor) -> torch.Tensor:
 
 def with_linear(**state: Any) -> dict[str, Any]:
     return {"linear": nn.Linear(8, 8), **state}
+
+
+def with_bilinear() -> dict[str, Any]:
+    return {"bilinear": nn.Bilinear(8, 8, 4)}
 
 
 def with_patches() -> dict[str, Any]:
@@ -197,6 +205,7 @@ MODELS: dict[str, Model] = {
     "an LSTM": (recurrent, with_recurrent(nn.LSTM), LENGTHS),
     "a GRU": (recurrent, with_recurrent(nn.GRU), LENGTHS),
     "a simple recurrent layer": (recurrent, with_recurrent(nn.RNN), LENGTHS),
+    "products of two inputs": (products, with_bilinear, LENGTHS),
     "windows": (windows, with_linear, LENGTHS),
     "quotients and remainders": (quarters, with_linear, LENGTHS),
     "parts of half the length": (parts_of_half, with_linear, LENGTHS),
