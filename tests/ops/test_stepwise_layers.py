@@ -88,7 +88,7 @@ def test_a_result_that_nobody_reads_has_no_gradient(kind: str) -> None:
     torch.testing.assert_close(found, expected)
 
 
-def test_integers_and_other_shapes_are_left_to_torch() -> None:
+def test_an_input_without_a_batch_is_left_to_torch() -> None:
     layer = Layer("gru", {})
     without_batch = layer.x[:, 0]
     given = (layer.start[:, 0], layer.layer._flat_weights, True, 1, 0.0, True, False, False)
@@ -141,12 +141,17 @@ def test_layers_without_biases_train_at_all_lengths(cls: type[nn.RNNBase]) -> No
 
 
 @pytest.mark.slow
-def test_lengths_and_numbers_of_rows_vary_together() -> None:
+@pytest.mark.parametrize(
+    "shapes",
+    [((2, 5, 3), (4, 9, 3), (3, 7, 3)), ((2, 5, 3), (4, 5, 3), (3, 5, 3))],
+    ids=["with lengths", "alone"],
+)
+def test_numbers_of_rows_vary(shapes: tuple[tuple[int, ...], ...]) -> None:
     layer = nn.GRU(3, 4, batch_first=True).eval()
     expected = copy.deepcopy(layer)
     executor = poptorch.inferenceModel(layer, options().programs(4))
     with compilations() as compiled, torch.no_grad():
-        for shape in ((2, 5, 3), (4, 9, 3), (3, 7, 3)):
+        for shape in shapes:
             x = torch.randn(*shape)
             torch.testing.assert_close(executor(x), expected(x))
     assert len(compiled) == 2

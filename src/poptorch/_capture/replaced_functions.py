@@ -355,7 +355,7 @@ def recurrent(function: Any, args: tuple[Any, ...], priced: bool) -> Any:
         result = lstm(*args, any_type=priced, recomputed=is_sized(data.shape))
         if result is not NotImplemented:
             return result
-    elif data.dim() == 3 and is_sized(data.shape[1 if args[-1] else 0]):
+    elif is_sized(data.shape):
         result = stepwise(_STEPWISE[function], *args)
         if result is not NotImplemented:
             return result

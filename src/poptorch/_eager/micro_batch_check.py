@@ -114,7 +114,7 @@ class Check:
 
     def _zeros_at_padding(self, found: Sequence[Difference]) -> Mismatch | None:
         """Return a finding if results differ only because eager PyTorch writes zeros at padded
-        positions. It decides so from the values of a mask, as only ``nn.TransformerEncoder`` does.
+        positions, which only ``nn.TransformerEncoder`` does.
         """
         parts = self.request.module.named_modules()
         encoders = [path for path, part in parts if isinstance(part, nn.TransformerEncoder)]
@@ -123,11 +123,11 @@ class Check:
         with _without_nested_tensors():
             if self.differences():
                 return None
-        names = ", ".join(f"'{path}'" for path in encoders)
+        names = ", ".join(f"'{path}'" for path in encoders if path)
         why = (
-            f"without gradients, the nn.TransformerEncoder {names} of eager PyTorch writes zeros "
-            "where src_key_padding_mask is True; programs compute values there, as torch.compile "
-            "does"
+            f"without gradients, nn.TransformerEncoder {names}".rstrip()
+            + " writes zeros in eager PyTorch where src_key_padding_mask is True; the program "
+            "computes values there, as torch.compile does"
         )
         line = _line(list(self.micro.graph.module.graph.nodes))
         return Mismatch("\n".join([*_shown(found), why]), line, at_padding=True)

@@ -167,7 +167,7 @@ lstm_layer = define(
 
 
 # GRUs and simple recurrent layers are divided into their steps, which makes another graph for each
-# number of steps. If this number is a symbol, a layer is one of these operators.
+# number of steps. If a size of the input is a symbol, a layer is one of these operators.
 
 
 def stepwise(kind: str, *args: Any) -> Any:
